@@ -1,0 +1,5 @@
+"""``python -m lily``."""
+
+from lily.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Hosts: what opens a device, owns buffers, loads kernels and runs plans."""
