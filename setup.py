@@ -1,12 +1,19 @@
 """Builds lily._cpu: the kernels of kernels/cpu once an instruction set, and the runtime around them.
 
-Everything else about the package is in pyproject.toml.
+Everything else about the package is in pyproject.toml. Read from the environment:
+
+- ``CXX``: the compiler; ``LILY_CXXFLAGS``: further flags, after the build's own.
+- ``LILY_TARGET_MACHINE``: the machine to build for, where it isn't this one (a cross compiler).
+- ``LILY_EMULATE_AVX512``: if set, also builds the 16-lane kernels for AVX2, so that they can be tested without AVX-512.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +21,18 @@ from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).parent
 CPU = Path("kernels/cpu")
 # Compiled once for all; every other .cc in kernels/cpu is a kernel family, compiled once an instruction set.
 RUNTIME = ("runtime.cc", "memory.cc", "isa.cc")
-COMMON = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi"]
+# Python's own flags ask for debug information, which would double the time and the size.
+COMMON = ("-std=c++20", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-Wno-psabi")
+MACHINE = os.environ.get("LILY_TARGET_MACHINE", platform.machine()).lower()
+EMULATE_AVX512 = bool(os.environ.get("LILY_EMULATE_AVX512"))
+EXTRA = tuple(os.environ.get("LILY_CXXFLAGS", "").split())
+
+if sys.platform == "darwin":
+    # A universal Python would have every source compiled for both machines at once.
+    os.environ.setdefault("ARCHFLAGS", f"-arch {MACHINE}")
 
 
 @dataclass(frozen=True)
@@ -27,77 +41,78 @@ class InstructionSet:
     width: int
     flags: tuple[str, ...] = ()
 
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        return (*self.flags, f"-DLILY_ISA={self.name}", f"-DLILY_WIDTH={self.width}")
+
 
 def instruction_sets() -> list[InstructionSet]:
-    machine = os.environ.get("LILY_TARGET_MACHINE", platform.machine()).lower()
     sets = [InstructionSet("portable", 4)]
-    if machine in ("x86_64", "amd64"):
+    if MACHINE in ("x86_64", "amd64"):
         avx2 = ("-mavx2", "-mfma", "-mf16c")
         sets.append(InstructionSet("avx2", 8, avx2))
         sets.append(InstructionSet("avx512", 16, (*avx2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")))
-        if os.environ.get("LILY_EMULATE_AVX512"):
+        if EMULATE_AVX512:
             sets.append(InstructionSet("avx512_emulated", 16, avx2))
-    elif machine in ("arm64", "aarch64"):
+    elif MACHINE in ("arm64", "aarch64"):
         sets.append(InstructionSet("neon", 4))
     return sets
 
 
 class BuildExt(build_ext):
-    """Compiles the kernel families into one folder an instruction set, then links everything into the extension."""
+    """Compiles every source by itself, in parallel and only where it changed, then links.
+
+    Objects are kept under build/objects in folders named for instruction set and command, whatever temporary folder a
+    front end asks for: installing again after an edit, for another Python or into a wheel, compiles what changed.
+    """
 
     def build_extension(self, ext: Extension) -> None:
-        extra = os.environ.get("LILY_CXXFLAGS", "").split()
-        include = [str(CPU)]
-        families = sorted(str(path) for path in CPU.glob("*.cc") if path.name not in RUNTIME)
-        objects: list[str] = []
-        for isa in instruction_sets():
-            objects += self._compile_parallel(
-                families,
-                Path(self.build_temp) / isa.name,
-                [("LILY_ISA", isa.name), ("LILY_WIDTH", str(isa.width))],
-                include,
-                [*COMMON, *isa.flags, *extra],
-            )
-        ext.extra_objects = [*(ext.extra_objects or []), *objects]
-        ext.extra_compile_args = [*COMMON, *extra]
-        ext.extra_link_args = [*(ext.extra_link_args or []), *extra]
-        if os.environ.get("LILY_EMULATE_AVX512"):
-            ext.define_macros = [*ext.define_macros, ("LILY_EMULATE_AVX512", "1")]
+        native, bridge = self._commands()
+        jobs = [
+            (source, isa.name, [*native, *isa.compile_flags])
+            for source in sorted(CPU.glob("*.cc"))
+            if source.name not in RUNTIME
+            for isa in instruction_sets()
+        ]
+        once = ["-DLILY_EMULATE_AVX512"] if EMULATE_AVX512 else []
+        jobs += [(CPU / name, "runtime", [*native, *once]) for name in RUNTIME]
+        jobs += [(Path(source), "bridge", bridge) for source in ext.sources]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(lambda job: self._compile(*job), jobs))
+        ext.sources = []
+        ext.extra_objects = objects
+        self.force = True  # links the objects of these flags even where a library of others is newer
+        ext.extra_link_args = [*ext.extra_link_args, *EXTRA]
         super().build_extension(ext)
 
-    def _compile_parallel(
-        self, sources: list[str], folder: Path, macros: list[tuple[str, str]], include: list[str], args: list[str]
-    ) -> list[str]:
-        from concurrent.futures import ThreadPoolExecutor
+    def _commands(self) -> tuple[list[str], list[str]]:
+        """What compiles our sources, which Python's own flags don't touch, and what compiles Cython's output."""
+        python = list(self.compiler.compiler_so_cxx)
+        compiler = os.environ["CXX"].split() if "CXX" in os.environ else python[:1]
+        architecture = ["-arch", MACHINE] if sys.platform == "darwin" else []
+        native = [*compiler, *architecture, "-pthread", *COMMON, f"-I{CPU}", *EXTRA]
+        folders = [f"-I{path}" for path in (CPU, *self.include_dirs)]
+        # Warnings in generated code are nobody's to mend.
+        bridge = [*compiler, *python[1:], *COMMON, *folders, *EXTRA, "-w"]
+        return native, bridge
 
-        def compile_one(source: str) -> list[str]:
-            target = folder / (Path(source).stem + ".o")
-            inputs = [Path(source), *CPU.glob("*.h"), Path("setup.py")]
-            if not self.force and target.exists() and target.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
-                return [str(target)]
+    def _compile(self, source: Path, name: str, command: list[str]) -> str:
+        digest = hashlib.sha256(" ".join(command).encode()).hexdigest()[:8]
+        target = Path("build/objects") / f"{name}-{digest}" / f"{source.stem}.o"
+        inputs = [source, *CPU.glob("*.h")]
+        if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in inputs):
             target.parent.mkdir(parents=True, exist_ok=True)
-            defines = [f"-D{name}={value}" for name, value in macros]
-            folders = [f"-I{path}" for path in include]
-            self.spawn([*self._compiler(), *args, *defines, *folders, "-c", source, "-o", str(target)])
-            return [str(target)]
-
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return [name for names in pool.map(compile_one, sources) for name in names]
-
-    def _compiler(self) -> list[str]:
-        if cxx := os.environ.get("CXX"):
-            return cxx.split()
-        return list(getattr(self.compiler, "compiler_so_cxx", None) or ["c++"])
+            self.spawn([*command, "-c", str(source), "-o", str(target)])
+        return str(target)
 
 
 extension = Extension(
     "lily._cpu",
-    ["lily/_cpu.pyx", *(str(CPU / name) for name in RUNTIME)],
-    include_dirs=[str(CPU)],
-    depends=[str(path) for path in CPU.glob("*.h")],
+    ["lily/_cpu.pyx"],
+    depends=[str(path) for path in sorted(CPU.iterdir())],
     language="c++",
-    libraries=["dl"] if platform.system() == "Linux" else [],
-    extra_link_args=["-pthread"] if platform.system() == "Linux" else [],
+    libraries=["dl"] if sys.platform == "linux" else [],
+    extra_link_args=["-pthread"] if sys.platform == "linux" else [],
 )
 
 setup(

@@ -16,7 +16,15 @@ from lily.output_directory import output_directory
 from lily.progress import SILENT, Progress
 from lily.shard_writer import Shards
 
-__all__ = ["SHARD_NBYTES", "Written", "companion_files", "json_bytes", "write_checkpoint"]
+__all__ = [
+    "COMPANIONS",
+    "COMPANION_PATTERNS",
+    "SHARD_NBYTES",
+    "Written",
+    "companion_files",
+    "json_bytes",
+    "write_checkpoint",
+]
 
 SHARD_NBYTES = 5_000_000_000
 
@@ -60,26 +68,6 @@ class Written:
     def bits_per_weight(self) -> float:
         """Bits that a parameter takes, scales and all."""
         return 8 * self.nbytes / self.parameters
-
-    def report(self) -> dict[str, Any]:
-        """The object that commands print for ``--json``."""
-        return {
-            "path": str(self.path),
-            "bytes": self.nbytes,
-            "tensors": self.tensors,
-            "parameters": self.parameters,
-            "bits_per_weight": round(self.bits_per_weight, 4),
-            "shards": self.shards,
-            "seconds": round(self.seconds, 3),
-            "skipped": dict(self.skipped),
-        }
-
-    def __str__(self) -> str:
-        files = "1 file" if self.shards == 1 else f"{self.shards} files"
-        return (
-            f"{self.path}: {self.nbytes / 1e9:.3f} GB in {files}, {self.tensors} tensors, "
-            f"{self.bits_per_weight:.3f} bits per weight, {self.seconds:.1f} s"
-        )
 
 
 def write_checkpoint(

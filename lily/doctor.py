@@ -76,7 +76,9 @@ class Diagnosis:
         return any(host.usable for host in self.hosts)
 
 
-def diagnose(registry: Registry, models: Sequence[tuple[str, ModelConfig]], machine: Machine | None = None) -> Diagnosis:
+def diagnose(
+    registry: Registry, models: Sequence[tuple[str, ModelConfig]], machine: Machine | None = None
+) -> Diagnosis:
     """Look at this machine and at what is installed.
 
     Args:
@@ -132,7 +134,7 @@ def _host(name: str, registry: Registry, reason: str | None) -> HostReport:
 
 def _model(name: str, config: ModelConfig, policy: Policy | None, registry: Registry, machine: Machine) -> ModelReport:
     if policy is None:
-        return ModelReport(name, None, (), None, "no policy matches this machine")
+        return ModelReport(name, None, (), None, "there is no policy to run it under")
     try:
         size = model_size(config, name, policy, registry)
     except LilyError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -68,16 +68,18 @@ class PolicyInfo:
 def plugins(registry: Registry) -> list[PluginInfo]:
     """Every plugin that is registered, in order; broken ones are in ``registry.broken``."""
     sources = _distributions()
-    return [
-        PluginInfo(
-            name,
-            *sources.get(name, (None, None)),
-            tuple(registry.variants(plugin=name)),
-            tuple(host for host in registry.hosts if _provider(registry, "host", host) == name),
-            tuple(policy for policy in registry.policies if _provider(registry, "policy", policy) == name),
-        )
-        for name in registry.plugins
-    ]
+    return [_plugin(registry, name, *sources.get(name, (None, None))) for name in registry.plugins]
+
+
+def _plugin(registry: Registry, name: str, distribution: str | None, version: str | None) -> PluginInfo:
+    return PluginInfo(
+        name,
+        distribution,
+        version,
+        tuple(registry.variants(plugin=name)),
+        tuple(host for host in registry.hosts if _provider(registry, "host", host) == name),
+        tuple(policy for policy in registry.policies if _provider(registry, "policy", policy) == name),
+    )
 
 
 def policies(registry: Registry) -> list[PolicyInfo]:
@@ -91,7 +93,7 @@ def _policy(registry: Registry, library: Library, name: str, path: Path) -> Poli
     try:
         policy = library.load(name)
     except PolicyError as error:
-        return PolicyInfo(name, path, plugin, None, str(error))
+        return PolicyInfo(name, path, plugin, None, _mistakes(str(error).splitlines()))
     missing = tuple(policy.missing_variants(registry))
     reason = unavailable_reason(policy.host, registry)
     if reason is not None:
@@ -101,12 +103,18 @@ def _policy(registry: Registry, library: Library, name: str, path: Path) -> Poli
     return PolicyInfo(name, path, plugin, policy, reason, missing)
 
 
+def _mistakes(lines: Sequence[str]) -> str:
+    return lines[0] if len(lines) == 1 else f"it has {len(lines)} mistakes, first {lines[0]}"
+
+
 def _provider(registry: Registry, kind: str, name: str) -> str:
     return registry._owners[kind, name]
 
 
-def _distributions() -> Mapping[str, tuple[str, str]]:
+def _distributions() -> Mapping[str, tuple[str | None, str | None]]:
     """Name and version of the distribution of each installed plugin."""
-    found = {entry.name: (entry.dist.name, entry.dist.version) for entry in entry_points(group=GROUP) if entry.dist}
+    found: dict[str, tuple[str | None, str | None]] = {
+        entry.name: (entry.dist.name, entry.dist.version) for entry in entry_points(group=GROUP) if entry.dist
+    }
     own = next((entry.dist for entry in entry_points(group="console_scripts", name="lily") if entry.dist), None)
     return found if own is None else {BUILTIN: (own.name, own.version), **found}

@@ -94,7 +94,9 @@ def parse_vm_stat(text: str) -> int | None:
 def _meminfo(root: Path) -> Memory:
     text = _read(root / "proc/meminfo")
     total, available = (re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE) for key in ("MemTotal", "MemAvailable"))
-    return Memory(*(None if found is None else int(found[1]) * KIB for found in (total, available)))
+    return Memory(
+        None if total is None else int(total[1]) * KIB, None if available is None else int(available[1]) * KIB
+    )
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lily.chips import Chip
@@ -96,10 +96,18 @@ class PlanReport:
         return self.shape.rows / self.floor_s
 
     @property
+    def recurrent_state(self) -> tuple[int, int]:
+        """Bytes of recurrent state read and written."""
+        return self._state(lambda row: row.op != "deltanet.prepare")
+
+    @property
     def convolution_state(self) -> tuple[int, int]:
-        """Bytes read and written of the state that are the convolution's; the rest is the recurrence's."""
-        own = [row.traffic for row in self.ops if row.op == "deltanet.prepare"]
-        return sum(t.read[SlotKind.STATE] for t in own), sum(t.written[SlotKind.STATE] for t in own)
+        """Bytes of convolution state read and written."""
+        return self._state(lambda row: row.op == "deltanet.prepare")
+
+    def _state(self, of: Callable[[OpRow], bool]) -> tuple[int, int]:
+        chosen = [row.traffic for row in self.ops if of(row)]
+        return sum(t.read[SlotKind.STATE] for t in chosen), sum(t.written[SlotKind.STATE] for t in chosen)
 
     @property
     def notes(self) -> list[str]:
@@ -113,7 +121,9 @@ class PlanReport:
         return []
 
 
-def step_shape(config: ModelConfig, name: str, chunk: int, phase: Phase, rows: int | None, context: int | None) -> StepShape:
+def step_shape(
+    config: ModelConfig, name: str, chunk: int, phase: Phase, rows: int | None, context: int | None
+) -> StepShape:
     """The step that was asked for; what was left open is one token, or a chunk, in a context of 4,096.
 
     Args:
@@ -154,10 +164,12 @@ def require_variants(policy: Policy, registry: Registry) -> None:
         return
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     hosts = list(dict.fromkeys(variant.host for variant in registry.variants()))
-    works = f"policies for host {' or '.join(hosts)} work, e.g. --policy {hosts[0]}" if hosts else "no plugin provides any"
+    works = f"policies for host {' or '.join(hosts)} work" if hosts else "no plugin here provides any variant"
     if policy.host in hosts:
         works = f"`lily policy check {policy.path}` shows where"
-    raise HostError(f"policy {policy.name} needs {shown} for host {policy.host}, which no plugin here provides; {works}")
+    raise HostError(
+        f"policy {policy.name} needs {shown} for host {policy.host}, which no plugin here provides; {works}"
+    )
 
 
 def record(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 
-from lily.checking import CaseResult, Harness
+from lily.checking import CaseResult, Harness, VariantReport
+from lily.checking.isolation import can_isolate, isolated_results
 from lily.errors import HostError, PluginError, UsageError
 from lily.hosts.opening import unavailable_reason
 from lily.ops import OPS
@@ -20,47 +20,27 @@ __all__ = ["VariantCheck", "check_variants", "select_variants"]
 Progress = Callable[[KernelVariant, int], None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class VariantCheck:
     """What was found for one variant.
 
     Attributes:
         plugin: that provides it.
-        cases: with each choice of options one.
-        worst: the case whose error comes nearest to its tolerance, or passes it furthest.
-        failures: cases that failed.
         skipped: why it could not be checked here; None if it was.
     """
 
     plugin: str
-    variant: KernelVariant
-    cases: int = 0
-    worst: CaseResult | None = None
-    failures: list[CaseResult] = field(default_factory=list)
+    report: VariantReport
     skipped: str | None = None
 
     @property
+    def variant(self) -> KernelVariant:
+        return self.report.variant
+
+    @property
     def passed(self) -> bool:
-        return not self.failures
-
-    def add(self, result: CaseResult) -> None:
-        """Count one case."""
-        self.cases += 1
-        if not result.passed:
-            self.failures.append(result)
-        if self.worst is None or result.share > self.worst.share:
-            self.worst = result
-
-    @property
-    def worst_error(self) -> float | None:
-        """Of the worst case, in units of rounding; None if a case gave no number."""
-        if self.worst is None or not math.isfinite(self.worst.worst_error):
-            return None
-        return self.worst.worst_error
-
-    @property
-    def tolerance(self) -> float | None:
-        return None if self.worst is None or self.worst_error is None else self.worst.tolerance
+        """Nothing failed, which a skipped variant has not either."""
+        return self.report.passed
 
 
 def select_variants(registry: Registry, plugin: str | None, op: str | None) -> list[KernelVariant]:
@@ -90,7 +70,7 @@ def check_variants(
     """Check variants one after the other; each host is opened once.
 
     Args:
-        progress: called before each case with the variant and the cases done.
+        progress: called after each case with the variant and how many were done before.
 
     Raises:
         HostError: none of them can be run here.
@@ -103,18 +83,16 @@ def check_variants(
     with ExitStack() as opened:
         harnesses = {host: _harness(host, registry, opened) for host, reason in reasons.items() if reason is None}
         for variant in variants:
-            check = VariantCheck(registry.owner(variant), variant)
+            report = VariantReport(variant)
+            plugin = registry.owner(variant)
             if variant.host not in harnesses:
-                check.skipped = f"host {variant.host} needs {reasons[variant.host]}"
-                yield check
+                yield VariantCheck(plugin, report, f"host {variant.host} needs {reasons[variant.host]}")
                 continue
-            if progress is not None:
-                progress(variant, 0)
-            for result in harnesses[variant.host].results(variant):
-                check.add(result)
+            for result in _results(harnesses[variant.host], variant):
                 if progress is not None:
-                    progress(variant, check.cases)
-            yield check
+                    progress(variant, report.cases)
+                report.add(result)
+            yield VariantCheck(plugin, report)
 
 
 def _harness(kind: str, registry: Registry, opened: ExitStack) -> Harness:
@@ -123,6 +101,11 @@ def _harness(kind: str, registry: Registry, opened: ExitStack) -> Harness:
     harness = Harness(host, registry)
     opened.callback(harness.close)
     return harness
+
+
+def _results(harness: Harness, variant: KernelVariant) -> Iterable[CaseResult]:
+    """In a process of its own where that can be, so that a kernel that crashes does not end the check."""
+    return isolated_results(harness, variant) if can_isolate(harness.host) else harness.results(variant)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

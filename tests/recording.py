@@ -5,14 +5,18 @@ They let tests record plans for a host whose kernels are not here, e.g. metal on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from lily.hosts.base import Host
+from lily.hosts.cpu import CpuHost
 from lily.ops import OPS, Op, Tensor, Weight
 from lily.plan import Access, Plan, View, read, update, write
-from lily.registry import KernelVariant, Option, Registry
+from lily.policy import Execution
+from lily.registry import HostFactory, KernelVariant, Option, Registry
 from tests.variants import CPU, METAL, Plugin
 
-__all__ = ["recording_registry", "recording_variants"]
+__all__ = ["HostPlugin", "recording_registry", "recording_variants"]
 
 TABLES = {"cpu": CPU, "metal": METAL}
 
@@ -79,9 +83,28 @@ def recording_variants(host: str, encode: Callable[..., None] = encode) -> list[
     ]
 
 
-def recording_registry(hosts: Sequence[str] = ("cpu",)) -> Registry:
-    """A registry that holds them for some kinds of host."""
+class HostPlugin:
+    """Provides kinds of host; ``reasons`` says why one of them can't be used."""
+
+    def __init__(self, *names: str, reasons: Mapping[str, str] | None = None) -> None:
+        self._names = names
+        self._reasons = reasons or {}
+
+    def lily_hosts(self) -> list[HostFactory]:
+        def factory(name: str) -> HostFactory:
+            return HostFactory(name, f"a {name}", lambda: self._reasons.get(name), lambda: {"host": name}, _open)
+
+        return [factory(name) for name in self._names]
+
+
+def _open(execution: Execution, libraries: Sequence[Path]) -> Host:
+    return CpuHost(threads=1)
+
+
+def recording_registry(*kinds: str, hosts: Sequence[str] = ("cpu",)) -> Registry:
+    """A registry that holds them for some kinds of host, and hosts that can be opened."""
     made = Registry()
-    for host in hosts:
-        made.register(Plugin(recording_variants(host)), f"recording_{host}")
+    for kind in kinds:
+        made.register(Plugin(recording_variants(kind)), f"recording_{kind}")
+    made.register(HostPlugin(*hosts), "hosts")
     return made

@@ -20,9 +20,9 @@ struct DecodeConstants {
   uint32_t blocks;  // pieces the context is cut into; 1: no pieces, the task writes y itself
 };
 
-constexpr uint32_t kKeys = 64;  // of a block: their values wait in the second-level cache for the softmax
+constexpr uint32_t kKeys = 32;  // of a block: their values wait in cache for the softmax
 constexpr uint32_t kMaxPack = 8;
-constexpr uint32_t kTile = 8;   // sums kept in registers at once
+constexpr uint32_t kTile = 8;  // sums kept in registers at once
 constexpr float kNone = -INFINITY;
 
 // What a task knows of its query heads; rows of q, sum and scores follow each other.
@@ -52,11 +52,11 @@ LILY_INLINE void score_tile(const Heads& heads, uint32_t head, T* const* keys, f
   lane_sums(sums, out);
 }
 
-// The values of the block are wanted next: bring their lines in while the keys are worked on.
+// Values are brought in while the keys of their block are worked on, and the next keys while the values are.
 template <class T>
-LILY_INLINE void prefetch_row(const T* row, uint32_t dim) {
+LILY_INLINE void prefetch(const T* row, uint32_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
-  for (uint32_t i = 0; i < dim * sizeof(T); i += 64) __builtin_prefetch(bytes + i);
+  for (uint32_t i = 0; i < count * sizeof(T); i += 64) __builtin_prefetch(bytes + i);
 }
 
 template <int H, class T>
@@ -66,7 +66,7 @@ LILY_INLINE void score_block(Heads& heads, T* const* keys, T* const* values, uin
     T* key[kCount];
     for (uint32_t i = 0; i < kCount; ++i) {
       key[i] = keys[std::min(j + i, count - 1)];
-      if (j + i < count) prefetch_row(values[j + i], heads.dim);
+      if (j + i < count) prefetch(values[j + i], heads.dim);
     }
     for (uint32_t head = 0; head < heads.count; head += H) {
       float products[kTile];
@@ -98,14 +98,15 @@ LILY_INLINE void score_block(Heads& heads, T* const* keys, T* const* values, uin
 
 // sum[h] = keep[h]·sum[h] + Σ_j weight[h][j]·value[j], for H heads and V vectors of dimensions from `first`.
 template <int H, int V, class T>
-LILY_INLINE void add_tile(const Heads& heads, uint32_t head, uint32_t first, T* const* values, uint32_t count,
-                          const float* keep) {
+LILY_INLINE void add_tile(const Heads& heads, uint32_t head, uint32_t first, T* const* values, T* const* next,
+                          uint32_t count, const float* keep) {
   VF sums[H][V];
   for (int h = 0; h < H; ++h)
     for (int v = 0; v < V; ++v)
       sums[h][v] = load(heads.sum + (head + h) * heads.dim + first + v * kWidth) * broadcast(keep[h]);
   const float* weights = heads.scores + head * kKeys;
   for (uint32_t j = 0; j < count; ++j) {
+    if (head == 0) prefetch(next[j] + first, V * kWidth);
     VF value[V];
     for (int v = 0; v < V; ++v) value[v] = load_cached(values[j] + first + v * kWidth);
     for (int h = 0; h < H; ++h) {
@@ -118,7 +119,7 @@ LILY_INLINE void add_tile(const Heads& heads, uint32_t head, uint32_t first, T* 
 }
 
 template <int H, class T>
-LILY_INLINE void add_block(Heads& heads, T* const* values, uint32_t count) {
+LILY_INLINE void add_block(Heads& heads, T* const* values, T* const* next, uint32_t count) {
   constexpr int kVectors = kTile / H;
   for (uint32_t head = 0; head < heads.count; head += H) {
     float keep[H];
@@ -126,21 +127,24 @@ LILY_INLINE void add_block(Heads& heads, T* const* values, uint32_t count) {
       keep[h] = weigh(heads.scores + (head + h) * kKeys, count, heads.largest[head + h], heads.total[head + h]);
     uint32_t i = 0;
     for (; i + kVectors * kWidth <= heads.dim; i += kVectors * kWidth)
-      add_tile<H, kVectors>(heads, head, i, values, count, keep);
-    for (; i < heads.dim; i += kWidth) add_tile<H, 1>(heads, head, i, values, count, keep);
+      add_tile<H, kVectors>(heads, head, i, values, next, count, keep);
+    for (; i < heads.dim; i += kWidth) add_tile<H, 1>(heads, head, i, values, next, count, keep);
   }
 }
 
 template <int H, class T>
 void attend(Heads& heads, const PagedCache<T>& k_cache, const PagedCache<T>& v_cache, uint32_t kv_head, uint32_t first,
             uint32_t last) {
-  T *keys[kKeys], *values[kKeys];
-  for (uint32_t position = first; position < last; position += kKeys) {
-    const uint32_t count = std::min(kKeys, last - position);
-    k_cache.rows(kv_head, position, count, keys);
+  T *keys[2][kKeys], *values[kKeys];
+  uint32_t now = 0;
+  k_cache.rows(kv_head, first, std::min(kKeys, last - first), keys[now]);
+  for (uint32_t position = first; position < last; position += kKeys, now ^= 1) {
+    const uint32_t count = std::min(kKeys, last - position), left = std::min(kKeys, last - position - count);
     v_cache.rows(kv_head, position, count, values);
-    score_block<H>(heads, keys, values, count);
-    add_block<H>(heads, values, count);
+    score_block<H>(heads, keys[now], values, count);
+    std::copy(keys[now], keys[now] + count, keys[now ^ 1]);
+    k_cache.rows(kv_head, position + count, left, keys[now ^ 1]);
+    add_block<H>(heads, values, keys[now ^ 1], count);
   }
 }
 
@@ -148,9 +152,12 @@ template <class T>
 void attend(Heads& heads, const PagedCache<T>& k_cache, const PagedCache<T>& v_cache, uint32_t kv_head, uint32_t first,
             uint32_t last) {
   switch (heads.count) {
-    case 1: return attend<1>(heads, k_cache, v_cache, kv_head, first, last);
-    case 2: return attend<2>(heads, k_cache, v_cache, kv_head, first, last);
-    default: return attend<4>(heads, k_cache, v_cache, kv_head, first, last);
+    case 1:
+      return attend<1>(heads, k_cache, v_cache, kv_head, first, last);
+    case 2:
+      return attend<2>(heads, k_cache, v_cache, kv_head, first, last);
+    default:
+      return attend<4>(heads, k_cache, v_cache, kv_head, first, last);
   }
 }
 

@@ -1,7 +1,7 @@
 // attention.prefill: causal attention of a chunk over the paged cache, times σ(gate) (model_spec §5, step 4).
 //
-// Blocks of queries meet blocks of keys in cache, with online softmax (Dao et al. 2022, FlashAttention). All query heads
-// of a key/value head are rows of one block, so they share the keys. Scratch does not grow with the context.
+// Blocks of queries meet blocks of keys in cache, with online softmax (Dao et al. 2022, FlashAttention). All query
+// heads of a key/value head are rows of one block, so they share the keys. Scratch does not grow with the context.
 #include <algorithm>
 #include <cmath>
 
@@ -38,7 +38,8 @@ uint32_t round_to_panel(uint32_t n) { return static_cast<uint32_t>((n + kPanel -
 
 Workspace workspace(const Call& call, const PrefillConstants& c, uint32_t lines, Worker& worker) {
   const uint64_t dim = c.cache.head_dim, padded = (lines + 15) / 16 * 16;
-  const uint64_t sizes[] = {lines * dim, lines * dim, lines * kKeys, kKeys * dim, kKeys * round_to_panel(c.cache.head_dim), padded, padded};
+  const uint64_t sizes[] = {
+      lines * dim, lines * dim, lines * kKeys, kKeys * dim, kKeys * round_to_panel(c.cache.head_dim), padded, padded};
   float* starts[7];
   uint64_t total = 0;
   for (int i = 0; i < 7; ++i) {
@@ -96,7 +97,8 @@ struct QueryBlock {
 };
 
 template <class T>
-void attend_block(const QueryBlock& b, const Workspace& w, T* const* keys, T* const* values, uint32_t first, uint32_t count) {
+void attend_block(const QueryBlock& b, const Workspace& w, T* const* keys, T* const* values, uint32_t first,
+                  uint32_t count) {
   const uint32_t lines = b.lines(), dim = b.dim;
   pack_keys(keys, count, dim, w.keys);
   pack_values(values, count, dim, w.values);

@@ -33,20 +33,21 @@ struct Block {
 
 // Worker scratch.
 struct Workspace {
-  float* state;    // [dim, columns]
-  float* keys;     // [dim, block], k̂ transposed
-  float* system;   // [block, block], minus the triangle's left side
-  float* within;   // [block, block], D ∘ (q̂·k̂)
-  float* delta;    // [block, columns]
-  float* since;    // [block], g
-  float* to_end;   // [block], D[last, i]
+  float* state;   // [dim, columns]
+  float* keys;    // [dim, block], k̂ transposed
+  float* system;  // [block, block], minus the triangle's left side
+  float* within;  // [block, block], D ∘ (q̂·k̂)
+  float* delta;   // [block, columns]
+  float* since;   // [block], g
+  float* to_end;  // [block], D[last, i]
 };
 
 uint64_t align16(uint64_t n) { return (n + 15) / 16 * 16; }
 
 Workspace workspace(const Call& call, const BlockwiseConstants& c, Worker& worker) {
   const uint64_t columns = c.dim / c.parts, square = align16(uint64_t{c.block} * c.block);
-  const uint64_t sizes[] = {c.dim * columns, uint64_t{c.dim} * c.block, square, square, c.block * columns, c.block, c.block};
+  const uint64_t sizes[] = {c.dim * columns, uint64_t{c.dim} * c.block, square, square, c.block * columns, c.block,
+                            c.block};
   float* starts[7];
   uint64_t total = 0;
   for (int i = 0; i < 7; ++i) {
@@ -89,11 +90,13 @@ void solve(const float* system, uint32_t block, float* x, uint32_t tokens, uint3
   for (uint32_t first = 0; first < tokens; first += kTriangleRows) {
     const uint32_t last = std::min(first + kTriangleRows, tokens);
     const Left left{system + uint64_t{first} * block, block, 1};
-    if (first > 0) product(last - first, columns, first, left, row_major(x, columns), x + first * columns, columns, 1.0f);
+    if (first > 0)
+      product(last - first, columns, first, left, row_major(x, columns), x + first * columns, columns, 1.0f);
     for (uint32_t t = first + 1; t < last; ++t)
       for (uint32_t n = 0; n < columns; n += kWidth) {
         VF sum = load(x + t * columns + n);
-        for (uint32_t i = first; i < t; ++i) sum = fma(broadcast(system[t * block + i]), load(x + i * columns + n), sum);
+        for (uint32_t i = first; i < t; ++i)
+          sum = fma(broadcast(system[t * block + i]), load(x + i * columns + n), sum);
         store(x + t * columns + n, sum);
       }
   }
@@ -128,7 +131,8 @@ void scan_block(const BlockwiseConstants& c, const Block& b, const Workspace& w)
   for (uint32_t first = 0; first < tokens; first += kTriangleRows) {
     const uint32_t last = std::min(first + kTriangleRows, tokens);
     const Left within{w.within + uint64_t{first} * c.block, c.block, 1};
-    product(last - first, columns, last, within, row_major(w.delta, columns), b.o + first * b.value_row, b.value_row, 1.0f);
+    product(last - first, columns, last, within, row_major(w.delta, columns), b.o + first * b.value_row, b.value_row,
+            1.0f);
   }
 
   for (uint32_t t = 0; t < tokens; ++t) scale_row(w.delta + t * columns, w.to_end[t], columns);
@@ -151,15 +155,16 @@ void scan(const Call& call, uint32_t begin, uint32_t end, Worker& worker) {
   const uint32_t columns = c.dim / c.parts;
   for (uint32_t task = begin; task < end; ++task) {
     const uint32_t head = task / c.parts, column = task % c.parts * columns;
-    const uint64_t key = uint64_t{head / (c.value_heads / c.key_heads)} * c.dim, value = uint64_t{head} * c.dim + column;
+    const uint64_t key = uint64_t{head / (c.value_heads / c.key_heads)} * c.dim,
+                   value = uint64_t{head} * c.dim + column;
     float* state = states + (uint64_t{head} * c.dim + column) * c.dim;
     transpose_block(state, c.dim, columns, c.dim, w.state, columns);
     for (uint32_t t = 0; t < c.rows; t += c.block) {
       const uint64_t scalar = uint64_t{t} * c.value_heads + head;
       scan_block(c,
-                 {q + t * key_row + key, k + t * key_row + key, v + t * value_row + value, decay + scalar, beta + scalar,
-                  o + t * value_row + value, static_cast<int64_t>(key_row), static_cast<int64_t>(value_row),
-                  c.value_heads, std::min(c.block, c.rows - t)},
+                 {q + t * key_row + key, k + t * key_row + key, v + t * value_row + value, decay + scalar,
+                  beta + scalar, o + t * value_row + value, static_cast<int64_t>(key_row),
+                  static_cast<int64_t>(value_row), c.value_heads, std::min(c.block, c.rows - t)},
                  w);
     }
     transpose_block(w.state, columns, c.dim, columns, state, c.dim);

@@ -7,11 +7,11 @@ namespace lily::LILY_ISA {
 namespace {
 
 struct ScanConstants {
-  uint32_t rows;         // tokens
+  uint32_t rows;  // tokens
   uint32_t key_heads;
   uint32_t value_heads;
-  uint32_t dim;          // of a head: columns and rows of its state
-  uint32_t parts;        // tasks a head, each with dim / parts rows of its state
+  uint32_t dim;    // of a head: columns and rows of its state
+  uint32_t parts;  // tasks a head, each with dim / parts rows of its state
   float eps;
 };
 
@@ -42,7 +42,8 @@ Token token_at(const Operands& p, const ScanConstants& c, uint32_t head, uint32_
 
 // `count` tokens for rows that fit the first-level cache; `o` is the head's output for the first. tokens[count] is
 // what follows, if `more` does.
-void scan_block(const Rows& rows, const Token* tokens, uint32_t count, bool more, float* o, uint64_t o_row, Recall& recall) {
+void scan_block(const Rows& rows, const Token* tokens, uint32_t count, bool more, float* o, uint64_t o_row,
+                Recall& recall) {
   for (uint32_t i = 0; i + 1 < count; ++i) advance_rows<true>(rows, tokens[i], tokens[i + 1], o + i * o_row, recall);
   const Token& last = tokens[count - 1];
   float* out = o + (count - 1) * o_row;
@@ -103,7 +104,8 @@ void gated_norm(const Call& call, uint32_t begin, uint32_t end, Worker&) {
   float* o = call.at<float>(0, c.rows * width);
   const float* z = call.at<const float>(1, c.rows * width);
   const float* norm = call.at<const float>(2, c.dim);
-  for (uint64_t i = begin * width; i < end * width; i += c.dim) gated_norm_head(o + i, z + i, norm, o + i, c.dim, c.eps);
+  for (uint64_t i = begin * width; i < end * width; i += c.dim)
+    gated_norm_head(o + i, z + i, norm, o + i, c.dim, c.eps);
 }
 
 }  // namespace

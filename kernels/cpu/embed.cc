@@ -20,16 +20,13 @@ void embed_rows(const Call& call, uint32_t begin, uint32_t end, Worker&) {
     const int32_t id = ids[token];
     if (id < 0 || static_cast<uint32_t>(id) >= table.rows) fail(call.name, "was given a token id outside the table");
     float* row = x + uint64_t{token} * table.cols;
-    visit(table, [&]<Format F, int S>() {
-      float columns[kDepth];
-      for (uint32_t k = 0; k < table.cols; k += kDepth) {
-        const uint32_t count = table.cols - k < kDepth ? table.cols - k : kDepth;
-        const uint32_t padded = round_up_to(count, kBlock<F>);
-        table.wide_scales ? dequantise<F, S, true>(table, id, 1, k, padded, columns)
-                          : dequantise<F, S, false>(table, id, 1, k, padded, columns);
-        for (uint32_t i = 0; i < count; ++i) row[k + i] = columns[packed_position(i, codes_of(F))];
-      }
-    });
+    const uint32_t codes = codes_of(table.format);
+    float columns[kDepth];
+    for (uint32_t k = 0; k < table.cols; k += kDepth) {
+      const uint32_t count = table.cols - k < kDepth ? table.cols - k : kDepth;
+      dequantise(table, id, 1, k, depth_of(count, codes), columns);
+      for (uint32_t i = 0; i < count; ++i) row[k + i] = columns[packed_position(i, codes)];
+    }
   }
 }
 

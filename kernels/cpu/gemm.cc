@@ -38,7 +38,7 @@ void gemm_pack(const Call& call, uint32_t begin, uint32_t end, Worker&) {
     }
     for (uint32_t layout = 0; layout < c.layouts; ++layout) {
       float* out = panels + uint64_t{layout} * c.layout_floats + uint64_t{first} * depth_of(c.cols, c.codes[layout]);
-      pack_tile(row, count, round_up_to(count, kWidth), c.cols, c.codes[layout], norm, scale, out);
+      pack_tile(row, count, round_up(count, kWidth), c.cols, c.codes[layout], norm, scale, out);
     }
   }
 }
@@ -57,22 +57,11 @@ struct GemmConstants {
 
 enum GemmBuffer : uint32_t { kPanels, kMatrices, kOutputs = kMatrices + 3 * kMaxParts, kGemmBuffers = kOutputs + kMaxParts };
 
-void write_sums(const float* sums, uint32_t rows, uint32_t tokens, float* y, uint64_t stride, bool add) {
-  for_each_token(sums, rows, tokens, [&](uint32_t token, uint32_t r, VF values, uint32_t count) {
-    float* out = y + token * stride + r;
-    if (count == kWidth) {
-      store(out, add ? load(out) + values : values);
-    } else {
-      for (uint32_t i = 0; i < count; ++i) out[i] = add ? out[i] + values[i] : values[i];
-    }
-  });
-}
-
 // Buffers: panels, then weight, scales and biases of each part, then the output of each part. A task is a block of
 // weight rows of one part, for all tokens.
 void gemm(const Call& call, uint32_t begin, uint32_t end, Worker& worker) {
   const auto& c = call.constants<GemmConstants>();
-  if (c.block_rows > kBlockRows || c.block_rows % kWidth != 0) fail(call.name, "cannot hold a block of that many rows");
+  if (c.block_rows > kBlockRows) fail(call.name, "cannot hold a block of that many rows");
   const GemmScratch scratch(call, worker);
   uint32_t first = 0;  // task of the part's row 0
   for (uint32_t p = 0; p < c.parts; ++p) {
@@ -81,7 +70,7 @@ void gemm(const Call& call, uint32_t begin, uint32_t end, Worker& worker) {
     float* y = call.at<float>(kOutputs + p, uint64_t{c.tokens} * m.rows);
     const uint32_t depth = depth_of(c.cols, codes_of(m.format));
     const uint64_t layout = uint64_t{c.part[p].input} * c.layout_floats;
-    const Panels x{call.at<const float>(kPanels, layout + uint64_t{round_up_to(c.tokens, kWidth)} * depth) + layout,
+    const Panels x{call.at<const float>(kPanels, layout + uint64_t{round_up(c.tokens, kWidth)} * depth) + layout,
                    c.tokens, c.tile, depth};
     for (uint32_t task = begin > first ? begin : first; task < end && task < first + tasks; ++task) {
       const uint32_t row = (task - first) * c.block_rows;
@@ -89,7 +78,7 @@ void gemm(const Call& call, uint32_t begin, uint32_t end, Worker& worker) {
       for (uint32_t token = 0; token < c.tokens; token += kTokenBlock) {
         const uint32_t tokens = c.tokens - token < kTokenBlock ? c.tokens - token : kTokenBlock;
         multiply_rows(m, row, rows, x, token, tokens, scratch.weights, scratch.sums);
-        write_sums(scratch.sums, rows, tokens, y + uint64_t{token} * m.rows + row, m.rows, c.residual != 0);
+        write_sums(scratch.sums, rows, tokens, y + uint64_t{token} * m.rows + row, m.rows, c.residual != 0 && p == 0);
       }
     }
     first += tasks;

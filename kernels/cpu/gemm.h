@@ -15,16 +15,6 @@ constexpr uint32_t kBlockRows = 96;     // weight rows dequantised at a time, at
 constexpr uint32_t kTokenBlock = 256;   // tokens whose sums are kept while the columns pass, at most
 constexpr uint32_t kMaxTile = 32;
 
-// Vector registers for sums; the weight and the tokens it meets need the rest.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr uint32_t kSums = 24;
-#else
-constexpr uint32_t kSums = 12;
-#endif
-static_assert(kBlockRows % kSums == 0);
-
-constexpr uint32_t round_up_to(uint32_t n, uint32_t unit) { return (n + unit - 1) / unit * unit; }
-
 // Tokens in tiles of `tile` (the last one narrower, a multiple of the vector). Columns lie in the order in which one
 // load of words yields them, see Codec, and are padded with zeros to `depth`.
 struct Panels {
@@ -35,14 +25,15 @@ struct Panels {
 
   uint32_t width(uint32_t first) const {
     const uint32_t left = tokens - first;
-    return left < tile ? round_up_to(left, kWidth) : tile;
+    return left < tile ? round_up(left, kWidth) : tile;
   }
   const float* at(uint32_t first) const { return data + uint64_t{first} * depth; }
 };
 
 // Formats of one layout share panels.
 constexpr uint32_t codes_of(Format format) { return format == kQ4 ? 8 : format == kQ8 ? 4 : 1; }
-constexpr uint32_t depth_of(uint32_t cols, uint32_t codes) { return round_up_to(cols, codes * kWidth); }
+constexpr uint32_t depth_of(uint32_t cols, uint32_t codes) { return round_up(cols, codes * kWidth); }
+constexpr uint32_t padded_depth(uint32_t cols) { return round_up(cols, kMaxBlock); }  // at most, in any layout
 
 // Where column k of a row lies in a panel.
 constexpr uint32_t packed_position(uint32_t k, uint32_t codes) {
@@ -52,135 +43,30 @@ constexpr uint32_t packed_position(uint32_t k, uint32_t codes) {
 
 // Rows `row[0 .. count)` of `cols` columns as one panel of `width` rows. With `norm`, columns are multiplied by it and
 // rows by `scale`.
-inline void pack_tile(const float* const* row, uint32_t count, uint32_t width, uint32_t cols, uint32_t codes,
-                      const float* norm, const float* scale, float* out) {
-  const uint32_t depth = depth_of(cols, codes);
-  for (uint32_t first = 0; first < width; first += kWidth) {
-    for (uint32_t k = 0; k < depth; k += kWidth) {
-      VF square[kWidth] = {};
-      const uint32_t present = k >= cols ? 0 : cols - k < kWidth ? cols - k : kWidth;
-      VF weight = broadcast(1.0f);
-      if (norm != nullptr && present != 0) std::memcpy(&weight, norm + k, present * sizeof(float));
-      for (int j = 0; j < kWidth; ++j) {
-        if (first + j >= count) break;
-        std::memcpy(&square[j], row[first + j] + k, present * sizeof(float));
-        if (norm != nullptr) square[j] = square[j] * scale[first + j] * weight;
-      }
-      transpose(square);
-      for (int j = 0; j < kWidth; ++j) store(out + packed_position(k + j, codes) * uint64_t{width} + first, square[j]);
-    }
+void pack_tile(const float* const* row, uint32_t count, uint32_t width, uint32_t cols, uint32_t codes, const float* norm,
+               const float* scale, float* out);
+
+// Tokens row_of(0) .. row_of(tokens - 1), of `cols` columns each, as panels at `out`.
+template <class RowOf>
+LILY_INLINE Panels pack_panels(uint32_t tokens, uint32_t tile, uint32_t cols, uint32_t codes, float* out, RowOf&& row_of) {
+  const Panels panels{out, tokens, tile, depth_of(cols, codes)};
+  for (uint32_t first = 0; first < tokens; first += tile) {
+    const uint32_t count = tokens - first < tile ? tokens - first : tile;
+    const float* row[kMaxTile];
+    for (uint32_t i = 0; i < count; ++i) row[i] = row_of(first + i);
+    pack_tile(row, count, panels.width(first), cols, codes, nullptr, nullptr, out + uint64_t{first} * panels.depth);
   }
+  return panels;
 }
 
-template <bool Wide>
-LILY_INLINE float load_scale(const uint8_t* p) {
-  if constexpr (Wide) {
-    float value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, p, sizeof half);
-  return from_bf16(half);
-}
-
-// The scales of the S groups of one block, each over its lanes; groups past the row's end are 0.
-template <bool Wide, int S>
-LILY_INLINE VF block_scales(const uint8_t* row, uint32_t group, uint32_t groups) {
-  float value[S] = {};
-  for (int i = 0; i < S; ++i)
-    if (group + i < groups) value[i] = load_scale<Wide>(row + (group + i) * (Wide ? 4u : 2u));
-  return spread<S>(value);
-}
-
-// One block of columns of one row, as floats in panel order.
-template <Format F, int S, bool Wide>
-LILY_INLINE void dequantise_block(const Matrix& m, uint32_t row, typename Codec<F>::Raw raw, uint32_t group, float* out) {
-  VF scale{}, bias{};
-  if constexpr (is_quantized(F)) {
-    scale = block_scales<Wide, S>(m.scale_row(row), group, m.groups);
-    bias = block_scales<Wide, S>(m.bias_row(row), group, m.groups);
-  }
-  unroll<Codec<F>::kCodes>([&]<int I>() __attribute__((always_inline)) {
-    const VF code = Codec<F>::template code<I>(raw);
-    store(out + I * kWidth, is_quantized(F) ? fma(code, scale, bias) : code);
-  });
-}
-
-// Columns k .. k + count (whole blocks, padded) of `rows` rows from `first`, kDepth floats apart.
-template <Format F, int S, bool Wide>
-[[gnu::noinline]] void dequantise(const Matrix& m, uint32_t first, uint32_t rows, uint32_t k, uint32_t count, float* out) {
-  constexpr uint32_t kColumns = kBlock<F>;
-  const int shift = is_quantized(F) ? __builtin_ctz(m.group_size) : 0;
-  for (uint32_t r = 0; r < rows; ++r) {
-    const uint8_t* weights = m.weight_row(first + r) + k / kColumns * kBlockBytes<F>;
-    for (uint32_t i = 0; i < count; i += kColumns) {
-      const uint8_t* p = weights + i / kColumns * kBlockBytes<F>;
-      const uint32_t left = m.cols - (k + i);
-      const auto raw = left >= kColumns ? load_block<F>(p) : load_block<F>(p, left * bits_of(F) / 8);
-      const uint32_t group = is_quantized(F) ? (k + i) >> shift : 0;
-      dequantise_block<F, S, Wide>(m, first + r, raw, group, out + r * kDepth + i);
-    }
-  }
-}
-
-// sums[r][tokens of the tile] += Σ_k weights[r][k] · panel[k][tokens], for a strip of weight rows held in registers.
-template <uint32_t V>
-constexpr uint32_t kStrip = kSums / V == 0 ? 1 : kSums / V;
-
-template <uint32_t V>
-LILY_INLINE void multiply_strip(const float* weights, const float* panel, uint32_t depth, bool fresh, float* sums,
-                                uint64_t stride) {
-  constexpr uint32_t R = kStrip<V>;
-  VF acc[R][V];
-  for (uint32_t r = 0; r < R; ++r)
-    for (uint32_t v = 0; v < V; ++v) acc[r][v] = fresh ? VF{} : load(sums + r * stride + v * kWidth);
-  for (uint32_t k = 0; k < depth; ++k) {
-    VF x[V];
-    for (uint32_t v = 0; v < V; ++v) x[v] = load(panel + (k * V + v) * kWidth);
-    for (uint32_t r = 0; r < R; ++r) {
-      const VF w = broadcast(weights[r * kDepth + k]);
-      for (uint32_t v = 0; v < V; ++v) acc[r][v] = fma(w, x[v], acc[r][v]);
-    }
-  }
-  for (uint32_t r = 0; r < R; ++r)
-    for (uint32_t v = 0; v < V; ++v) store(sums + r * stride + v * kWidth, acc[r][v]);
-}
-
-template <uint32_t V>
-[[gnu::noinline]] void multiply_tile(const float* weights, uint32_t rows, const float* panel, uint32_t depth, bool fresh,
-                                     float* sums, uint64_t stride) {
-  for (uint32_t r = 0; r < rows; r += kStrip<V>)
-    multiply_strip<V>(weights + r * kDepth, panel, depth, fresh, sums + r * stride, stride);
-}
-
-using MultiplyTile = void (*)(const float*, uint32_t, const float*, uint32_t, bool, float*, uint64_t);
-
-template <uint32_t... I>
-constexpr MultiplyTile multiply_tile_of(uint32_t vectors, std::integer_sequence<uint32_t, I...>) {
-  constexpr MultiplyTile kTiles[] = {multiply_tile<I + 1>...};
-  return kTiles[vectors - 1];
-}
+// Columns k .. k + count of `rows` rows from `first` as floats in panel order, rows kDepth apart. k and count are whole
+// blocks of one load; columns past the row's end come out finite and meet zeros in the panels.
+void dequantise(const Matrix& m, uint32_t first, uint32_t rows, uint32_t k, uint32_t count, float* out);
 
 // sums[r][t] = Σ_k matrix[row + r][k] · token[first + t][k] for `rows` ≤ kBlockRows and `tokens` ≤ kTokenBlock, which
 // start at a tile. `weights` holds kBlockRows · kDepth floats, `sums` kBlockRows rows of kTokenBlock.
-inline void multiply_rows(const Matrix& m, uint32_t row, uint32_t rows, const Panels& x, uint32_t first, uint32_t tokens,
-                          float* weights, float* sums) {
-  const uint32_t padded = round_up_to(rows, kSums);  // strips of zeros complete the block
-  if (padded > rows) std::memset(weights + rows * kDepth, 0, (padded - rows) * kDepth * sizeof(float));
-  for (uint32_t k = 0; k < x.depth; k += kDepth) {
-    const uint32_t count = x.depth - k < kDepth ? x.depth - k : kDepth;
-    visit(m, [&]<Format F, int S>() {
-      m.wide_scales ? dequantise<F, S, true>(m, row, rows, k, count, weights)
-                    : dequantise<F, S, false>(m, row, rows, k, count, weights);
-    });
-    for (uint32_t t = 0; t < tokens; t += x.tile) {
-      const uint32_t width = x.width(first + t);
-      const auto tile = multiply_tile_of(width / kWidth, std::make_integer_sequence<uint32_t, kMaxTile / kWidth>{});
-      tile(weights, padded, x.at(first + t) + uint64_t{k} * width, count, k == 0, sums + t, kTokenBlock);
-    }
-  }
-}
+void multiply_rows(const Matrix& m, uint32_t row, uint32_t rows, const Panels& x, uint32_t first, uint32_t tokens,
+                   float* weights, float* sums);
 
 // Hands the sums over a token at a time, kWidth weight rows each: row_of(token, r, values, count).
 template <class Function>
@@ -195,6 +81,18 @@ LILY_INLINE void for_each_token(const float* sums, uint32_t rows, uint32_t token
       for (uint32_t i = 0; i < present; ++i) row_of(t + i, r, square[i], count);
     }
   }
+}
+
+// Sums as rows of y, `stride` floats apart.
+inline void write_sums(const float* sums, uint32_t rows, uint32_t tokens, float* y, uint64_t stride, bool add) {
+  for_each_token(sums, rows, tokens, [&](uint32_t token, uint32_t r, VF values, uint32_t count) {
+    float* out = y + token * stride + r;
+    if (count == kWidth) {
+      store(out, add ? load(out) + values : values);
+    } else {
+      for (uint32_t i = 0; i < count; ++i) out[i] = add ? out[i] + values[i] : values[i];
+    }
+  });
 }
 
 // Worker scratch of a block: its weights as floats, then its sums.

@@ -61,10 +61,11 @@ void gemv(const Call& call, uint32_t begin, uint32_t end, Worker& worker) {
       float* y = call.at<float>(kOutputs + p, uint64_t{c.tokens} * rows);
       const uint32_t last_row = (to - first) * kTaskRows < rows ? (to - first) * kTaskRows : rows;
       const Input x = input_at(scratch.inputs + c.part[p].input * form_floats, c.cols);
+      const bool add = c.residual != 0 && p == 0;
       project(part[p], from * kTaskRows, last_row, x, c.tokens, scratch.scales,
               [&](uint32_t token, uint32_t row, const float* values, uint32_t count) {
                 float* out = y + uint64_t{token} * rows + row;
-                for (uint32_t i = 0; i < count; ++i) out[i] = c.residual ? out[i] + values[i] : values[i];
+                for (uint32_t i = 0; i < count; ++i) out[i] = add ? out[i] + values[i] : values[i];
               });
     }
     first += tasks;

@@ -19,6 +19,8 @@ enum Format : uint32_t { kQ4 = 0, kQ8 = 1, kBf16 = 2, kF16 = 3, kF32 = 4 };
 
 constexpr uint32_t kMinGroup = 32;
 
+constexpr uint32_t round_up(uint32_t n, uint32_t unit) { return (n + unit - 1) / unit * unit; }
+
 constexpr bool is_quantized(Format format) { return format == kQ4 || format == kQ8; }
 
 // A matrix's description among a dispatch's constants, as cpu_weights.py packs it.
@@ -156,12 +158,14 @@ struct Codec<kF16> : PlainCodec<VH> {
 #elif LILY_WIDTH == 4 && defined(__aarch64__)
     return (VF)vcvt_f32_f16((float16x4_t)half);
 #else
-    // The exponent moves by 112; infinity and NaN (exponent 31) move once more.
+    // The exponent moves by 112; infinity and NaN (exponent 31) move once more. Subnormals come from their integer,
+    // as threads may take subnormal floats for zeros.
     const VU wide = __builtin_convertvector(half, VU);
+    const VU exponent = wide & 0x7c00u;
     const VU magnitude = (wide & 0x7fffu) << 13;
-    const VF value = bits_to_float(magnitude) * 0x1p112f;
-    const VF special = bits_to_float(magnitude | 0x7f800000u);
-    const VF chosen = (wide & 0x7c00u) == 0x7c00u ? special : value;
+    const VF normal = bits_to_float(exponent == 0x7c00u ? magnitude | 0x7f800000u : magnitude + (112u << 23));
+    const VF subnormal = to_float((VI)(wide & 0x3ffu)) * 0x1p-24f;
+    const VF chosen = exponent == 0u ? subnormal : normal;
     VU bits;
     std::memcpy(&bits, &chosen, sizeof bits);
     return bits_to_float(bits | ((wide & 0x8000u) << 16));

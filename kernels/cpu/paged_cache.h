@@ -36,7 +36,8 @@ class PagedCache {
     for (uint32_t i = 0; i < count;) {
       const uint32_t inside = (first + i) % shape_.page_tokens;
       T* at = row(head, first + i);
-      for (uint32_t end = std::min(count, i + shape_.page_tokens - inside); i < end; ++i, at += shape_.head_dim) out[i] = at;
+      for (uint32_t end = std::min(count, i + shape_.page_tokens - inside); i < end; ++i, at += shape_.head_dim)
+        out[i] = at;
     }
   }
 

@@ -32,7 +32,8 @@ LILY_INLINE Right row_major(const float* data, int64_t row) { return {data, kPan
 
 // C = keep·C + A·B for R rows and V vectors of C; keep 0 does not read C.
 template <int R, int V>
-LILY_INLINE void product_tile(float* c, int64_t c_row, Left a, const float* b, int64_t b_row, int64_t depth, float keep) {
+LILY_INLINE void product_tile(float* c, int64_t c_row, Left a, const float* b, int64_t b_row, int64_t depth,
+                              float keep) {
   VF sum[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) sum[r][v] = keep == 0.0f ? VF{} : load(c + r * c_row + v * kWidth) * keep;
@@ -71,7 +72,8 @@ void product_panel(int64_t rows, float* c, int64_t c_row, Left a, const float* b
 }
 
 // C[rows × columns] = keep·C + A·B over `depth`; columns is a multiple of kWidth.
-inline void product(int64_t rows, int64_t columns, int64_t depth, Left a, Right b, float* c, int64_t c_row, float keep) {
+inline void product(int64_t rows, int64_t columns, int64_t depth, Left a, Right b, float* c, int64_t c_row,
+                    float keep) {
   for (int64_t n = 0; n < columns; n += kPanel) {
     const float* panel = b.data + n / kPanel * b.panel;
     if (columns - n >= kPanel) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lily.checking.cases import Case
+from lily.checking.case import Case
 from lily.checking.check import CaseResult, Harness, check_variant
 from lily.checking.plugin import VariantReport, check_plugin
 

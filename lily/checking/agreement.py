@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily.checking.memory import fill
-from lily.checking.problem import Problem
 from lily.checking.outcome import Judge, Outcome
+from lily.checking.problem import Problem
 from lily.checking.running import Recording
 from lily.ops import Tensor
 from lily.plan import View

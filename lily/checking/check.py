@@ -13,14 +13,14 @@ from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 from lily.checking.agreement import disagreement, trespass
-from lily.checking.cases import Case, cases_for
+from lily.checking.case import Case
+from lily.checking.cases import cases_for
 from lily.checking.declared import audit, misdeclared
 from lily.checking.expected import Finding, compare
 from lily.checking.memory import POISON, STALE
-from lily.checking.operands import build
-from lily.checking.oracle import judge
 from lily.checking.outcome import Judge, Outcome
 from lily.checking.problem import Problem
+from lily.checking.problem_cache import ProblemCache
 from lily.checking.running import Recording, UndeclaredWriteError, record, run
 from lily.errors import LilyError
 from lily.hosts.base import Host
@@ -42,8 +42,7 @@ __all__ = [
 
 Trial: TypeAlias = tuple[Case, dict[str, object]]
 
-AUDIT_LIMIT = 2 << 20  # bytes of operands up to which each dispatch is also run alone: it copies all of them for each
-KEPT_BYTES = 256 << 20  # of problems kept for the next variant of the same op
+AUDIT_LIMIT = 1 << 20  # bytes of operands and scratch up to which dispatches also run alone, with copies of them all
 FULL_PRODUCT = 4  # options' choices are all combined up to so many; beyond, each is tried with defaults for the rest
 
 
@@ -85,12 +84,13 @@ class Harness:
         host: what the variants run on.
         registry: where its further kernel libraries and the policies come from.
         policies: whose switches the cases must straddle; those that Lily ships, if None.
+        problems: what was built for other variants, or on other hosts.
     """
 
     host: Host
     registry: Registry
     policies: Sequence[Policy] | None = None
-    _kept: dict[str, tuple[Problem, Judge]] = field(default_factory=dict)
+    problems: ProblemCache = field(default_factory=ProblemCache)
     _peer: Host | None = None
 
     def check_variant(self, variant: KernelVariant, cases: Iterable[Case] | None = None) -> list[CaseResult]:
@@ -116,18 +116,18 @@ class Harness:
     def cases(self, op: str) -> list[Case]:
         """The cases of an op."""
         if self.policies is None:
-            self.policies = shipped_policies(self.registry)
+            self.policies = shipped_policies()
         return cases_for(op, self.policies)
 
     def check(self, variant: KernelVariant, case: Case, options: Mapping[str, object]) -> CaseResult | None:
         """One case with one choice of options; None if the variant does not accept it."""
         try:
-            problem, oracle = self._problem(case)
+            problem = self.problems.problem(case, self.host)
             if not variant.accepts(problem.op):
                 return None
-            finding = self._examine(variant, problem, oracle, options)
+            finding = self._examine(variant, problem, options)
         except UndeclaredWriteError as error:
-            del self._kept[case.name]  # its inputs are no longer what the oracle saw
+            self.problems.forget(case)  # its inputs are no longer what the oracle saw
             return failed(case.name, options, str(error))
         except LilyError as error:
             return failed(case.name, options, str(error))
@@ -139,29 +139,15 @@ class Harness:
         """Free what the harness opened; the host stays open."""
         if self._peer is not None:
             self._peer.close()
-        self._kept.clear()
 
-    def _problem(self, case: Case) -> tuple[Problem, Judge]:
-        if case.name not in self._kept:
-            on_cpu = self.host.kind == "cpu"
-            problem = build(case, activation_dtype=self.host.activation_dtype, unaligned=on_cpu)
-            while self._kept and self._kept_bytes() + problem.memory.nbytes > KEPT_BYTES:
-                del self._kept[next(iter(self._kept))]  # the oldest
-            self._kept[case.name] = problem, judge(problem)
-        return self._kept[case.name]
-
-    def _kept_bytes(self) -> int:
-        return sum(problem.memory.nbytes for problem, _ in self._kept.values())
-
-    def _examine(
-        self, variant: KernelVariant, problem: Problem, oracle: Judge, options: Mapping[str, object]
-    ) -> Finding:
+    def _examine(self, variant: KernelVariant, problem: Problem, options: Mapping[str, object]) -> Finding:
         recording = record(variant, problem, options)
         if fault := misdeclared(problem, recording):
             return _fault(fault)
         outcome = Outcome(problem, run(self.host, problem, recording))
         if fault := trespass(problem, recording, outcome.images, POISON):
             return _fault(fault)
+        oracle = self.problems.oracle(problem)
         worst = max((compare(got, expected) for got, expected in oracle(outcome)), key=lambda finding: finding.share)
         if not worst.passed:
             return worst
@@ -184,7 +170,7 @@ class Harness:
                 if (found := disagreement(oracle, outcome, single)) is not None:
                     return f"{found} differs {cause}"
             return f"{place} differs from run to run"
-        if problem.memory.nbytes > AUDIT_LIMIT:
+        if problem.memory.nbytes + recording.arena_nbytes > AUDIT_LIMIT:
             return None
         fault, alone = audit(self.host, problem, recording)
         if fault is None and (place := disagreement(oracle, outcome, Outcome(problem, alone))) is not None:
@@ -212,18 +198,19 @@ def check_variant(
         harness.close()
 
 
-def shipped_policies(registry: Registry) -> list[Policy]:
-    """Lily's own policies and those of plugins."""
+def shipped_policies() -> list[Policy]:
+    """Lily's own policies, by name; whether anyone provides the variants they name is not asked."""
     from lily.policy import Policy, available
 
-    return [Policy.load(name, registry) for name in available(registry)]
+    nobody = Registry()
+    return [Policy.load(name, nobody) for name in available(nobody)]
 
 
 def option_sets(variant: KernelVariant, case: Case) -> list[dict[str, object]]:
     """Choices of a variant's options to try on a case: all of them if they are few, else each one at least once."""
     choices: dict[str, tuple[object, ...]] = {name: option.choices for name, option in variant.options.items()}
-    if "tile_rows" in choices and "tile_rows" in case.dims:
-        # The block map was made for the variant's own tile, see moe.group.
+    if case.op == "moe.experts_in" and "tile_rows" in choices and "tile_rows" in case.dims:
+        # The block map is made for the tile of this very variant, see moe.group.
         choices["tile_rows"] = tuple(choice for choice in choices["tile_rows"] if choice == case.dims["tile_rows"])
     combined = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     if len(combined) <= FULL_PRODUCT:

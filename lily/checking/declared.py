@@ -63,11 +63,11 @@ def audit(host: Host, problem: Problem, recording: Recording) -> tuple[str | Non
     fill(arena, POISON)
     state = [*(problem.memory.image(slot.index).copy() for slot in problem.memory.slots), arena]
     runner = Runner(host)
+    fault = None
     for step in recording.plan.steps:
-        fault = _step(runner, step, state)
-        if fault is not None:
-            return fault, dict(enumerate(state))
-    return None, dict(enumerate(state))
+        fault = fault or _step(runner, step, state)
+    runner.close()
+    return fault, dict(enumerate(state))
 
 
 def _step(runner: Runner, step: Dispatch | HostCall, state: list[Bytes]) -> str | None:

@@ -78,9 +78,9 @@ def compare(got: NDArray[Any], expected: Expected) -> Finding:
     missing = np.isnan(got) & defined
     if missing.any():
         place = _place(missing)
-        count = f"{int(missing.sum())} of {missing.size} elements" if missing.sum() > 1 else "the only one"
+        many = f"{int(missing.sum())} of {missing.size} elements" if missing.sum() > 1 else "the only one"
         reason = "never written, or computed from memory that holds no operand"
-        return Finding(role, float("inf"), expected.tolerance, f"{role}[{place}] is NaN ({count}): {reason}")
+        return Finding(role, float("inf"), expected.tolerance, f"{role}[{place}] is NaN ({many}): {reason}")
     with np.errstate(invalid="ignore", over="ignore"):
         off = np.abs(got.astype(np.float64) - want)
         excess = np.maximum(off - expected.rounding * np.abs(want), 0.0) / np.maximum(expected.unit, _TINY)
@@ -90,7 +90,7 @@ def compare(got: NDArray[Any], expected: Expected) -> Finding:
     if worst <= expected.tolerance:
         return Finding(role, worst, expected.tolerance)
     at = np.unravel_index(int(error.argmax()), error.shape)
-    where = ", ".join(map(str, at))
+    where = _place(error == error[at])
     count = int((error > expected.tolerance).sum())
     unit = float(np.broadcast_to(expected.unit, want.shape)[at])
     limit = f"at most {expected.tolerance:.1e} of {unit:.3g} is allowed" if expected.tolerance else "it must be equal"

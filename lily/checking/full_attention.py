@@ -30,6 +30,12 @@ THETA = 1e7
 SPARE_PAGES = 3
 ITEMSIZE = {"f32": 4, "bf16": 2}
 
+POOL = 1024
+"""Random tokens that a cache is filled from: drawing each of a long context would take seconds."""
+
+PAGE_STRIDE = 61
+"""Tokens of the pool from one page's start to the next one's; odd, so that 1,024 pages all differ."""
+
 ANGLE = 4 * 2.0**-23
 """Of a rotary angle, relative: frequency and product in float32. At position 40,000 it is far more than SUM."""
 
@@ -50,6 +56,8 @@ def _cache(b: Builder, length: int, filled: int) -> dict[str, Tensor]:
         "pages": b.control(np.concatenate([b.pages, np.full(SPARE_PAGES, order[used])])),
     }
     for role in ("k_cache", "v_cache"):
+        drawn = b.normal(heads, min(filled, POOL) + PAGE_TOKENS, dim)
+        pool = bfloat16_bits(drawn) if b.case.cache_dtype == "bf16" else drawn
         view = b.memory.place(SlotKind.KV, int(np.prod(shape)) * ITEMSIZE[b.case.cache_dtype])
         operands[role] = Tensor(view, shape, b.case.cache_dtype)
         fill(b.memory.bytes_of(view), POISON)
@@ -57,8 +65,8 @@ def _cache(b: Builder, length: int, filled: int) -> dict[str, Tensor]:
         for index, page in enumerate(b.pages):
             fill(stored[page].reshape(-1).view(np.uint8), STALE)
             count = min(max(filled - index * PAGE_TOKENS, 0), PAGE_TOKENS)
-            rows = b.normal(heads, count, dim)
-            stored[page, :, :count] = bfloat16_bits(rows) if b.case.cache_dtype == "bf16" else rows
+            start = index * PAGE_STRIDE % max(min(filled, POOL), 1)
+            stored[page, :, :count] = pool[:, start : start + count]
     return operands
 
 
@@ -141,5 +149,5 @@ def judge_attention(problem: Problem) -> Judge:
     want = gate_output(attention(q, keys, values, start), gate)
     # An error of a score is one of its weight, relative; a score's own unit is at most |q|·|k| (Cauchy and Schwarz).
     score = np.linalg.norm(q, axis=-1) * np.linalg.norm(keys, axis=-1).max() * dim**-0.5
-    unit = attention(q, keys, np.abs(values), start) * sigmoid(gate) * (1 + score[..., None])
-    return fixed(near(problem, "y", want, unit))
+    largest = np.repeat(np.abs(values).max(axis=0), q.shape[1] // values.shape[1], axis=0)  # [heads, head_dim]
+    return fixed(near(problem, "y", want, largest * sigmoid(gate) * (1 + score[..., None])))

@@ -7,35 +7,26 @@ device's fault comes back as an error.
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import os
 import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from lily.checking.check import CaseResult, Harness, failed, never_applicable
 from lily.hosts.base import Host
 from lily.hosts.cpu import CpuHost
-from lily.registry import KernelVariant, Registry
+from lily.registry import KernelVariant
 
 __all__ = ["can_isolate", "isolated_results"]
 
 MOST_CRASHES = 3
 STDERR = 2
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a child does: the trials of a variant from number ``first`` on."""
-
-    variant: KernelVariant
-    threads: int
-    registry: Registry
-    first: int
 
 
 def can_isolate(host: Host) -> bool:
@@ -44,17 +35,16 @@ def can_isolate(host: Host) -> bool:
     return isinstance(host, CpuHost) and sys.platform.startswith("linux")
 
 
-def isolated_results(variant: KernelVariant, host: CpuHost, registry: Registry) -> Iterator[CaseResult]:
+def isolated_results(harness: Harness, variant: KernelVariant) -> Iterator[CaseResult]:
     """As :meth:`Harness.results`, but a process that ends early only fails the case it was in.
 
     The cases after it go on in a new process. After three such ends the rest of the variant's cases are left out, and
     one more failed result says so.
     """
-    harness = Harness(host, registry)
     trials = harness.trials(variant)
     done = crashes = applicable = 0
     while done < len(trials):
-        results, reason, after = _run_child(variant, host, registry, done)
+        results, reason, after = _run_child(harness, variant, done)
         applicable += len(results)
         yield from results
         if reason is None:
@@ -72,17 +62,14 @@ def isolated_results(variant: KernelVariant, host: CpuHost, registry: Registry) 
         yield never_applicable(variant)
 
 
-def _run_child(
-    variant: KernelVariant, host: CpuHost, registry: Registry, first: int
-) -> tuple[list[CaseResult], str | None, int]:
+def _run_child(harness: Harness, variant: KernelVariant, first: int) -> tuple[list[CaseResult], str | None, int]:
     """Trials from ``first`` on: what came back; if the process ended early, how, and in which trial."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     results: list[CaseResult] = []
     current = first
     with tempfile.TemporaryFile() as errors, receiver:
-        work = _Work(variant, host.threads, registry, first)
-        process = context.Process(target=_child, args=(sender, errors.fileno(), work))
+        process = context.Process(target=_child, args=(sender, errors.fileno(), harness, variant, first))
         with warnings.catch_warnings():
             # Python warns of forking where threads run. The child uses none of them: it opens a host of its own.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -105,13 +92,17 @@ def _run_child(
         return results, _describe_end(process.exitcode, errors.read()), current
 
 
-def _child(sender: Connection, errors: int, work: _Work) -> None:
+def _child(sender: Connection, errors: int, parent: Harness, variant: KernelVariant, first: int) -> None:
+    # A fork has none of its parent's threads: the parent's hosts can neither run here, nor be closed by the collector.
+    gc.freeze()
     os.dup2(errors, STDERR)
-    libraries = work.registry.kernel_libraries("cpu")
-    harness = Harness(CpuHost(threads=work.threads, libraries=libraries), work.registry)
-    for index, (case, options) in list(enumerate(harness.trials(work.variant)))[work.first :]:
+    faulthandler.disable()  # its dump would come after what the kernel said
+    assert isinstance(parent.host, CpuHost)
+    host = CpuHost(threads=parent.host.threads, libraries=parent.registry.kernel_libraries("cpu"))
+    harness = Harness(host, parent.registry, parent.policies)
+    for index, (case, options) in list(enumerate(parent.trials(variant)))[first:]:
         sender.send((index, None))
-        sender.send((index, harness.check(work.variant, case, options)))
+        sender.send((index, harness.check(variant, case, options)))
     sender.send((-1, None))
     sender.close()
 

@@ -27,7 +27,8 @@ STALE = bytes((0x4B, 0x4C))
 """Repeated, another content of memory that nobody has written: a large float32 and bfloat16."""
 
 _STORED = {"f32": np.float32, "bf16": np.uint16, "i32": np.int32, "u8": np.uint8}
-_RESERVED = 768 << 20
+_RESERVED = 512 << 20
+_WORTH_MOVING = 32 << 20
 _NAMES = {
     SlotKind.WEIGHTS: "weights",
     SlotKind.STATE: "state",
@@ -104,6 +105,14 @@ class Memory:
         fill(region.image[offset + nbytes : end], POISON)
         region.used = end
         return View(region.slot, offset, nbytes)
+
+    def compact(self) -> None:
+        """Give back what was reserved in vain, once all operands are placed."""
+        for region in self._regions.values():
+            if region.used < _WORTH_MOVING:
+                moved = _pages(max(region.used, 1))
+                moved[: region.used] = region.image[: region.used]
+                region.image = moved
 
     def bytes_of(self, view: View) -> Bytes:
         """The content of a view before a run, to be written or read in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from lily.checking import deltanet, dense, full_attention, moe, sampling
-from lily.checking.cases import Case, shape_of
+from lily.checking.case import Case, shape_of
 from lily.checking.memory import Memory
 from lily.checking.problem import Builder, Built, Problem
 from lily.ops import Op
@@ -40,5 +40,6 @@ def build(case: Case, *, activation_dtype: str = "f32", unaligned: bool = True) 
     memory = Memory(activation_dtype, skew=case.seed % 8 if unaligned else 0)
     builder = Builder(case, memory)
     operands, params = _BUILDERS[case.op](builder)
+    memory.compact()
     op = Op(case.op, case.phase, case.name, shape_of(case), operands, params)
     return Problem(case, op, memory, builder.pages)

@@ -9,7 +9,6 @@ from lily.checking.check import CaseResult, Harness
 from lily.checking.isolation import can_isolate, isolated_results
 from lily.errors import PluginError, UsageError
 from lily.hosts.base import Host
-from lily.hosts.cpu import CpuHost
 from lily.registry import KernelVariant, Registry
 
 __all__ = ["VariantReport", "check_plugin"]
@@ -84,7 +83,4 @@ def check_plugin(
 
 
 def _results(harness: Harness, variant: KernelVariant) -> Iterable[CaseResult]:
-    if can_isolate(harness.host):
-        assert isinstance(harness.host, CpuHost)
-        return isolated_results(variant, harness.host, harness.registry)
-    return harness.results(variant)
+    return isolated_results(harness, variant) if can_isolate(harness.host) else harness.results(variant)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lily.checking.cases import Case
+from lily.checking.case import Case
 from lily.checking.memory import Bytes, Memory, decode
 from lily.checking.weights import WeightFormat, random_weight
 from lily.ops import Op, Operand, Tensor, Weight

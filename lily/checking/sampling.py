@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lily.checking.expected import exactly
 from lily.checking.outcome import Judge, Outcome, Pairs
+from lily.checking.philox import uniform
 from lily.checking.problem import Builder, Built, Problem
 from lily.checking.samplers import SCENARIOS
 from lily.reference import penalise, sample_distribution
@@ -36,7 +37,7 @@ def build_sample(b: Builder) -> Built:
     step["seed_low"], step["seed_high"] = b.rng.integers(0, 2**32, 2)
     step["ring"] = b.rng.integers(0, vocab, RING)
     for field in fields(sampler):
-        if field.name in STEP_DTYPE.fields:
+        if field.name != "spread":
             step[field.name] = getattr(sampler, field.name)
     return {
         "logits": b.scratch(logits, "f32"),
@@ -60,10 +61,12 @@ def judge_sample(problem: Problem) -> Judge:
     )
     allowed = np.where(mask != 0, penalised, -np.inf)
 
+    best = _draw(allowed, step)
+
     def pairs(outcome: Outcome) -> Pairs:
         got = outcome.values("step").reshape(-1)
         token = int(_step(got)["token"])
-        want = token if _right_draw(allowed, step, token) else _likeliest(allowed, step)
+        want = token if _indistinguishable(allowed, step, token) else best
         noted = step.copy()
         noted["position"] += advance
         noted["token"] = want
@@ -84,17 +87,39 @@ def _step(words: NDArray[np.int64]) -> Any:
     return words.reshape(-1).astype(np.int32).view(STEP_DTYPE)[0]
 
 
-def _likeliest(allowed: Array, step: Any) -> int:
-    return int(np.argmax(allowed))
+def _number(step: Any) -> float:
+    return uniform((int(step["seed_low"]), int(step["seed_high"])), int(step["count"]))
 
 
-def _right_draw(allowed: Array, step: Any, token: int) -> bool:
-    """Whether a sampler with these parameters may draw ``token``."""
+def _shares(allowed: Array, step: Any, nudge: float = 0.0) -> Array:
+    """The distribution a token is drawn from, with the filters' thresholds moved a little."""
+    top_p, min_p = float(step["top_p"]), float(step["min_p"])
+    nudged = min(top_p + nudge, 1.0) if top_p < 1.0 else top_p
+    return sample_distribution(allowed, float(step["temperature"]), int(step["top_k"]), nudged, min_p * (1 - nudge))
+
+
+def _draw(allowed: Array, step: Any) -> int:
+    """The right token: the cumulative distribution, in order of id, inverted at the Philox number of seed and count."""
+    shares = _shares(allowed, step)
+    passed = np.flatnonzero((np.cumsum(shares) > _number(step)) & (shares > 0))
+    return int(passed[0]) if len(passed) else int(np.flatnonzero(shares)[-1])
+
+
+def _indistinguishable(allowed: Array, step: Any, token: int) -> bool:
+    """Whether float32 can't tell ``token`` from the right one.
+
+    Rounding may move the number across the edge between two tokens, and a token across the edge of a filter; and two
+    logits may be too close to say which is larger. Equal ones are not: the lowest id wins.
+    """
     if not 0 <= token < len(allowed) or allowed[token] == -np.inf:
         return False
-    best = allowed.max()
-    temperature, top_p, min_p = (float(step[name]) for name in ("temperature", "top_p", "min_p"))
-    if temperature == 0.0:
-        return token == int(np.argmax(allowed)) or 0 < best - allowed[token] < CLOSE * abs(best)
-    wide = sample_distribution(allowed, temperature, int(step["top_k"]), min(top_p + CLOSE, 1.0), min_p * (1 - CLOSE))
-    return bool(wide[token] > 0)
+    if float(step["temperature"]) == 0.0:
+        largest = float(allowed.max())
+        return bool(0 < largest - allowed[token] < CLOSE * abs(largest))
+    number = _number(step)
+    for nudge in (0.0, CLOSE, -CLOSE):
+        shares = _shares(allowed, step, nudge)
+        below = float(shares[:token].sum())
+        if shares[token] > 0 and below - CLOSE <= number <= below + shares[token] + CLOSE:
+            return True
+    return False

@@ -98,24 +98,27 @@ def project(memory: Memory, x: Array, weight: Weight, expert: int = 0) -> tuple[
 
 def row_values(memory: Memory, weight: Weight, rows: NDArray[np.int64]) -> tuple[Array, Array]:
     """Some rows of a single matrix, and the magnitudes of their terms."""
-    values, magnitudes = zip(*_dense(memory, weight, 0), strict=True)
-    return np.concatenate(values)[rows], np.concatenate(magnitudes)[rows].astype(np.float64)
+    pairs = [_dense_rows(memory, weight, 0, slice(row, row + 1)) for row in rows.tolist()]
+    return np.concatenate([values for values, _ in pairs]), np.concatenate([unit for _, unit in pairs]).astype(float)
 
 
 def _dense(memory: Memory, weight: Weight, expert: int) -> Iterator[tuple[Array, Single]]:
     for first in range(0, weight.rows, _ROWS_AT_ONCE):
-        rows = slice(first, min(first + _ROWS_AT_ONCE, weight.rows))
-        stored = _matrix_rows(memory, weight, expert, rows)
-        if weight.group_size:
-            scales = _scale_rows(memory, weight.scales, weight, expert, rows)
-            biases = _scale_rows(memory, weight.biases, weight, expert, rows)
-            yield (
-                dequantize(stored, scales, biases, weight.bits, weight.group_size),
-                dequantize(stored, np.abs(scales), np.abs(biases), weight.bits, weight.group_size).astype(np.float32),
-            )
-        else:
-            values = as_float64(stored)
-            yield values, np.abs(values).astype(np.float32)
+        yield _dense_rows(memory, weight, expert, slice(first, min(first + _ROWS_AT_ONCE, weight.rows)))
+
+
+def _dense_rows(memory: Memory, weight: Weight, expert: int, rows: slice) -> tuple[Array, Single]:
+    """Values, and the magnitudes of their terms."""
+    stored = _matrix_rows(memory, weight, expert, rows)
+    if not weight.group_size:
+        values = as_float64(stored)
+        return values, np.abs(values).astype(np.float32)
+    scales = _scale_rows(memory, weight.scales, weight, expert, rows)
+    biases = _scale_rows(memory, weight.biases, weight, expert, rows)
+    values = dequantize(stored, scales, biases, weight.bits, weight.group_size)
+    bias = biases.astype(np.float32)[..., None]
+    products = values.astype(np.float32).reshape(*biases.shape, weight.group_size) - bias
+    return values, (np.abs(products) + np.abs(bias)).reshape(values.shape)
 
 
 def _matrix_rows(memory: Memory, weight: Weight, expert: int, rows: slice) -> Any:

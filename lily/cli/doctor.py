@@ -68,7 +68,8 @@ def show(diagnosis: Diagnosis) -> None:
     for reason in diagnosis.broken.values():
         say(_red(f"left out: {reason}"), indent=2)
     if diagnosis.policy is None:
-        say(_red(f"no policy: {diagnosis.policy_error}"), indent=2)
+        for line in str(diagnosis.policy_error).splitlines():
+            say(_red(f"no policy: {line}"), indent=2)
     else:
         say(f"--policy auto takes {diagnosis.policy.name}", indent=2)
     heading("Memory for one session" + (f" under policy {diagnosis.policy.name}" if diagnosis.policy else ""))
@@ -116,13 +117,15 @@ def _show_models(models: Sequence[ModelReport]) -> None:
             continue
         sizes = [model.size.checkpoint_bytes, model.size.state_bytes, model.size.scratch_bytes]
         for fit in model.fits:
-            cells = [model.name, *map(bytes_text, sizes), f"{fit.context:,}", *map(bytes_text, (fit.kv_bytes, fit.needed_bytes))]
-            rows.append([*cells, _verdict(fit.verdict)])
+            needs = map(bytes_text, (fit.kv_bytes, fit.needed_bytes))
+            rows.append([model.name, *map(bytes_text, sizes), f"{fit.context:,}", *needs, _verdict(fit.verdict)])
     if rows:
         show_table(columns, rows)
     remarks: list[Cell] = [_red(f"{model.name}: {model.error}") for model in models if model.error is not None]
     for model in models:
-        remarks += [f"{model.name} at {fit.context:,} tokens: {fit.reason}." for fit in model.fits if fit.verdict != "yes"]
+        remarks += [
+            f"{model.name} at {fit.context:,} tokens: {fit.reason}." for fit in model.fits if fit.verdict != "yes"
+        ]
     if remarks and rows:
         say()
     for remark in remarks:
@@ -175,7 +178,8 @@ def doctor_json(diagnosis: Diagnosis) -> dict[str, Any]:
             for host in diagnosis.hosts
         ],
         "instruction_sets": [
-            {"name": item.name, "runs_here": item.runs_here, "chosen": item.chosen} for item in diagnosis.instruction_sets
+            {"name": item.name, "runs_here": item.runs_here, "chosen": item.chosen}
+            for item in diagnosis.instruction_sets
         ],
         "policy": None if diagnosis.policy is None else diagnosis.policy.name,
         "policy_error": diagnosis.policy_error,

@@ -17,7 +17,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "bytes_text", "console", "count", "heading", "print_json", "rate_text", "say", "seconds_text", "show_table"]
+__all__ = [
+    "Column",
+    "bytes_text",
+    "console",
+    "count",
+    "heading",
+    "print_json",
+    "rate_text",
+    "say",
+    "seconds_text",
+    "show_table",
+]
 
 Cell: TypeAlias = str | Text
 GAP = 2  # spaces between the columns of plain text
@@ -59,7 +70,9 @@ def heading(text: str) -> None:
     say(Text(text, style="bold"))
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, total: Sequence[Cell] | None = None) -> None:
+def show_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, total: Sequence[Cell] | None = None
+) -> None:
     """A table with a line of titles.
 
     Args:

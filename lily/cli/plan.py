@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lily.cli.output import Column, bytes_text, console, count, heading, print_json, rate_text, say, seconds_text, show_table
+from lily.cli.output import (
+    Column,
+    bytes_text,
+    console,
+    count,
+    heading,
+    print_json,
+    rate_text,
+    say,
+    seconds_text,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +42,9 @@ WIDE = 110
 
 @click.command("plan", epilog=EPILOG)
 @click.argument("model", default="demo")
-@click.option("--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True, help="Which kind of step.")
+@click.option(
+    "--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True, help="Which kind of step."
+)
 @click.option("--context", type=click.IntRange(1), help="Tokens in the cache after the step. [default: 4096]")
 @click.option("--rows", type=click.IntRange(1), help="Tokens the step reads. [default: 1, or a chunk of the policy]")
 @click.option("--policy", default="auto", show_default=True, help="A policy file or name.")
@@ -74,7 +87,8 @@ def show(report: PlanReport) -> None:
     heading("Bytes")
     _show_bytes(report)
     say()
-    say(f"Checkpoint {bytes_text(report.checkpoint_bytes)}, scratch {bytes_text(report.scratch_allocated_bytes)}.")
+    checkpoint = f"{report.checkpoint_bytes:,} B ({bytes_text(report.checkpoint_bytes)})"
+    say(f"Checkpoint {checkpoint}, scratch memory {bytes_text(report.scratch_allocated_bytes)}.")
     chip = report.chip
     floor = (
         f"Floor on {chip.title}: weights, state and KV are {bytes_text(report.streamed_bytes)}, "
@@ -148,12 +162,17 @@ def _moved(traffic: Traffic) -> tuple[str, str]:
 
 
 def _show_bytes(report: PlanReport) -> None:
-    traffic, (conv_read, conv_written) = report.traffic, report.convolution_state
-    rows = [(f"{kind.name.lower()}", traffic.read[kind], traffic.written[kind]) for kind in traffic.read]
-    rows[1:2] = [
-        ("recurrent state", rows[1][1] - conv_read, rows[1][2] - conv_written),
-        ("convolution state", conv_read, conv_written),
-    ]
+    from lily.plan import SlotKind
+
+    traffic = report.traffic
+    rows: list[tuple[str, int, int]] = []
+    for kind in SlotKind:
+        if kind is SlotKind.STATE:
+            rows.append(("recurrent state", *report.recurrent_state))
+            rows.append(("convolution state", *report.convolution_state))
+        else:
+            name = "KV cache" if kind is SlotKind.KV else kind.value
+            rows.append((name, traffic.read[kind], traffic.written[kind]))
     columns = [Column("of"), Column("read", right=True), Column("written", right=True)]
     show_table(columns, [[name, bytes_text(read), bytes_text(written)] for name, read, written in rows])
 
@@ -177,7 +196,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
             "stages": report.stages,
             "host_calls": report.host_calls,
             **_traffic_json(report.traffic),
-            "recurrent_state_bytes": report.traffic.total(SlotKind.STATE) - sum(report.convolution_state),
+            "recurrent_state_bytes": sum(report.recurrent_state),
             "convolution_state_bytes": sum(report.convolution_state),
             "streamed_bytes": report.streamed_bytes,
             "scratch_allocated_bytes": report.scratch_allocated_bytes,

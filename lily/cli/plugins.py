@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lily.cli.output import Column, count, print_json, say, show_table
+from lily.cli.output import Column, console, count, print_json, say, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def list_(variants: bool, as_json: bool) -> None:
     show_table(columns, [_plugin_row(info) for info in found])
     if variants:
         say()
-        _show_variants(registry, found)
+        _show_variants(found)
     _show_broken(registry)
 
 
@@ -88,7 +88,7 @@ def check(name: str | None, op: str | None, as_json: bool) -> None:
     """Hold every variant of a plugin, or of all, against the float64 oracle of its op.
 
     Each is run over a table of shapes on both sides of every switch of the policies, with every choice of options.
-    The worst error stands beside the tolerance it was held to, in units of rounding.
+    The worst error is a part of the tolerance it was held to: up to 1 passes.
     """
     from lily.plugin_check import check_variants, select_variants
     from lily.registry import default_registry
@@ -112,16 +112,22 @@ def _plugin_row(info: PluginInfo) -> list[Cell]:
     return [info.name, info.version or "", f"{len(info.variants)}", f"{len(info.ops)}", hosts, policies]
 
 
-def _show_variants(registry: Registry, found: Sequence[PluginInfo]) -> None:
-    columns = [
-        *(Column(title) for title in ("op", "host", "variant")),
-        *(Column(title, fold=True) for title in ("options, default first", "summary")),
-    ]
-    rows = [
-        [variant.op, variant.host, variant.name, _options(variant), _summary(variant)]
-        for info in found
-        for variant in info.variants
-    ]
+def _show_variants(found: Sequence[PluginInfo]) -> None:
+    from rich.text import Text
+
+    variants = [variant for info in found for variant in info.variants]
+    rows: list[Sequence[Cell]]
+    if console().is_terminal:
+        columns = [Column("variant"), Column("host"), Column("what it does", fold=True)]
+        rows = []
+        for variant in variants:
+            options = _options(variant).replace(" ", "\n  ")
+            name = Text.assemble(f"{variant.op}/", (variant.name, "cyan"), (f"\n  {options}" if options else "", "dim"))
+            needs = f"; needs {variant.requirement}" if variant.requirement else ""
+            rows.append([name, variant.host, Text.assemble(variant.summary, (needs, "dim"))])
+    else:
+        columns = [Column(title) for title in ("op", "host", "variant", "options, default first", "summary")]
+        rows = [[variant.op, variant.host, variant.name, _options(variant), _summary(variant)] for variant in variants]
     show_table(columns, rows)
 
 
@@ -180,13 +186,13 @@ def _progress(variants: Sequence[KernelVariant]) -> Iterator[Progress | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    errors = Console(stderr=True)
+    if not errors.is_terminal:
         yield None
         return
     positions = {variant.key: position for position, variant in enumerate(variants)}
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=len(variants))
 
         def advance(variant: KernelVariant, cases: int) -> None:
@@ -201,17 +207,18 @@ def _show_checks(checks: Sequence[VariantCheck], failed: Sequence[VariantCheck])
 
     columns = [
         *(Column(title, fold=True) for title in ("op", "variant", "plugin")),
-        *(Column(title, right=True) for title in ("cases", "worst error", "tolerance")),
+        *(Column(title, right=True) for title in ("cases", "error / tolerance")),
         Column("result"),
     ]
     show_table(columns, [_check_row(item) for item in checks])
     for item in failed:
         say()
-        say(Text(f"{item.variant.op}/{item.variant.name}: {count(len(item.failures), 'case')} failed", style="red"))
-        for result in item.failures[:SHOWN]:
+        failures = item.report.failures
+        say(Text(f"{item.variant.op}/{item.variant.name}: {count(len(failures), 'case')} failed", style="red"))
+        for result in failures[:SHOWN]:
             say(str(result), indent=2)
-        if len(item.failures) > SHOWN:
-            say(f"and {len(item.failures) - SHOWN} more", indent=2)
+        if len(failures) > SHOWN:
+            say(f"and {len(failures) - SHOWN} more", indent=2)
     skipped = dict.fromkeys(item.skipped for item in checks if item.skipped is not None)
     for reason in skipped:
         say()
@@ -226,12 +233,21 @@ def _check_row(item: VariantCheck) -> list[Cell]:
         result = Text("skipped", style="yellow")
     else:
         result = Text("ok", style="green") if item.passed else Text("failed", style="red")
-    figures = ["" if value is None else f"{value:.3g}" for value in (item.worst_error, item.tolerance)]
-    return [variant.op, variant.name, item.plugin, f"{item.cases:,}", *figures, result]
+    report = item.report
+    worst = "" if item.skipped is not None else f"{_worst(item):.2g}"
+    return [variant.op, variant.name, item.plugin, f"{report.cases:,}", worst, result]
+
+
+def _worst(item: VariantCheck) -> float:
+    """The worst error of all cases, those that failed included, as a part of its tolerance."""
+    return max([item.report.worst, *(result.share for result in item.report.failures)])
 
 
 def _check_json(item: VariantCheck) -> dict[str, Any]:
-    variant = item.variant
+    from math import isfinite
+
+    variant, report = item.variant, item.report
+    worst = _worst(item)
     return {
         "plugin": item.plugin,
         "op": variant.op,
@@ -239,11 +255,11 @@ def _check_json(item: VariantCheck) -> dict[str, Any]:
         "variant": variant.name,
         "passed": item.passed if item.skipped is None else None,
         "skipped": item.skipped,
-        "cases": item.cases,
-        "worst_error": item.worst_error,
-        "tolerance": item.tolerance,
-        "worst_case": None if item.worst is None else item.worst.case,
+        "cases": report.cases,
+        "worst_error": worst if report.cases and isfinite(worst) else None,
+        "worst_case": report.worst_case or None,
         "failures": [
-            {"case": result.case, "options": dict(result.options), "message": result.message} for result in item.failures
+            {"case": result.case, "options": dict(result.options), "message": result.message}
+            for result in report.failures
         ],
     }

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lily.cli.output import Column, count, print_json, say, show_table
-from lily.errors import HostError, PolicyError, UsageError
+from lily.cli.policy_json import considered_json, info_json, policy_json
+from lily.errors import HostError, LilyError, PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from lily.cli.output import Cell
     from lily.inventory import PolicyInfo
-    from lily.policy import Condition, Considered, Policy, Rule, Workload
+    from lily.policy import Considered
     from lily.registry import Registry
 
 __all__ = ["command"]
@@ -70,10 +71,10 @@ def list_(as_json: bool) -> None:
     found = policies(registry)
     try:
         auto = choose_policy("auto", "auto", registry).name
-    except (HostError, PolicyError):
+    except LilyError:
         auto = None  # there is no host, or no policy for it: the reasons in the list say why
     if as_json:
-        print_json({"auto": auto, "policies": [_info_json(info) for info in found]})
+        print_json({"auto": auto, "policies": [info_json(info) for info in found]})
         return
     columns = [Column("policy"), Column("host"), Column("matches", fold=True), Column("from"), Column("usable here")]
     show_table(columns, [_info_row(info) for info in found])
@@ -93,7 +94,7 @@ def show(name: str, as_json: bool) -> None:
 
     policy = Policy.load(name, default_registry())
     if as_json:
-        print_json(_policy_json(policy))
+        print_json(policy_json(policy))
     else:
         _print_yaml(to_yaml(policy))
 
@@ -122,28 +123,31 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 @click.argument("name")
 @click.option("--op", required=True, help="An op, e.g. attention.decode.")
 @click.option("--phase", help="decode or prefill; may be left out where the op has only one.")
-@click.option("--shape", "first", multiple=True, metavar="KEY=VALUE…", help="What the rules look at, e.g. context=4096.")
+@click.option(
+    "--shape", "first", multiple=True, metavar="KEY=VALUE…", help="What the rules ask for, e.g. context=4096."
+)
 @click.argument("more", nargs=-1, metavar="[KEY=VALUE]…")
 @_json_option
 def explain(name: str, op: str, phase: str | None, first: Sequence[str], more: Sequence[str], as_json: bool) -> None:
     """Say which rule an op gets for a workload, and why the others do not match.
 
-    Only keys that some rule of the op looks at are needed. In decode, rows is 1.
+    Only keys that decide between the op's rules are needed. In decode, rows is 1.
     """
+    from lily.cli.workload import shape_of, workload
     from lily.policy import Policy
     from lily.policy import explain as explain_rules
     from lily.registry import default_registry
 
     registry = default_registry()
     policy = Policy.load(name, registry)
-    work, given = _workload(policy, op, phase, _shape((*first, *more)))
+    work, given = workload(policy, op, phase, shape_of((*first, *more)))
     explanation = explain_rules(policy, work)
     chosen = explanation.chosen
     known = chosen is not None and registry.variant(op, policy.host, chosen.use) is not None
     if as_json:
-        considered = [_considered_json(item) for item in explanation.considered]
-        workload = {"op": op, "phase": work.phase, "shape": dict(given)}
-        print_json({"policy": policy.name, **workload, "variant_available": known, "rules": considered})
+        considered = [considered_json(item) for item in explanation.considered]
+        asked = {"op": op, "phase": work.phase, "shape": dict(given)}
+        print_json({"policy": policy.name, **asked, "variant_available": known, "rules": considered})
         return
     shape = ", ".join(f"{key} {value}" for key, value in given.items())
     say(f"{op} in {work.phase}{' with ' if shape else ''}{shape}, under policy {policy.name}:")
@@ -221,20 +225,6 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _info_json(info: PolicyInfo) -> dict[str, Any]:
-    policy = info.policy
-    return {
-        "name": info.name,
-        "path": str(info.path),
-        "plugin": info.plugin,
-        "host": None if policy is None else policy.host,
-        "match": {} if policy is None else _conditions_json(policy.match),
-        "usable": info.usable,
-        "reason": info.reason,
-        "missing_variants": [item._asdict() for item in info.missing],
-    }
-
-
 def _print_yaml(text: str) -> None:
     from rich.text import Text
 
@@ -248,32 +238,6 @@ def _print_yaml(text: str) -> None:
         code, mark, comment = line.partition("  # ")
         # Not wrapped at words: what is copied from the terminal has to stay YAML.
         out.print(Text.assemble(code, (mark + comment, "dim")), soft_wrap=True)
-
-
-def _policy_json(policy: Policy) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "name": policy.name,
-        "path": str(policy.path),
-        "extends": list(policy.extends),
-        "host": policy.host,
-        "match": _conditions_json(policy.match),
-        "execution": asdict(policy.execution),
-        "kernels": {op: [_rule_json(rule) for rule in rules] for op, rules in policy.kernels.items()},
-        "sources": dict(policy.sources),
-    }
-
-
-def _conditions_json(conditions: Mapping[str, Condition]) -> dict[str, Any]:
-    return {
-        key: list(condition.written) if isinstance(condition.written, tuple) else condition.written
-        for key, condition in conditions.items()
-    }
-
-
-def _rule_json(rule: Rule) -> dict[str, Any]:
-    return {"when": _conditions_json(rule.when), "use": rule.use, "with": dict(rule.options), "source": rule.source}
 
 
 def _checked(file: str, registry: Registry) -> dict[str, Any]:
@@ -304,43 +268,9 @@ def _show_checked(result: Mapping[str, Any]) -> None:
         say(Text.assemble(f"{file}: ", ("ok", "green"), f", {rules}"))
         return
     for item in missing:
-        say(f"{item['source']}: no plugin here provides variant {item['variant']} of {item['op']} for host {result['host']}")
+        what = f"variant {item['variant']} of {item['op']} for host {result['host']}"
+        say(f"{item['source']}: no plugin here provides {what}")
     say(f"{file}: no mistakes in {rules}, but {count(len(missing), 'variant')} missing here")
-
-
-def _shape(pairs: Sequence[str]) -> dict[str, int]:
-    shape: dict[str, int] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not value.isdecimal():
-            raise UsageError(f"--shape takes KEY=VALUE with a whole number, e.g. context=4096, not {pair!r}")
-        shape[key] = int(value)
-    return shape
-
-
-def _workload(policy: Policy, op: str, phase: str | None, given: Mapping[str, int]) -> tuple[Workload, Mapping[str, int]]:
-    """The workload, and the part of its shape that was given or is looked at.
-
-    Raises:
-        UsageError: an unknown op, phase or key, or a key that some rule looks at is missing.
-    """
-    from lily.ops import OPS
-    from lily.policy import Workload
-
-    spec = OPS.get(op)
-    if spec is None:
-        return Workload(op, phase or "", given), given  # which says that there is no such op
-    if phase is None:
-        if len(spec.phases) > 1:
-            raise UsageError(f"{op} has rules for both phases; say --phase {' or --phase '.join(spec.phases)}")
-        phase = spec.phases[0]
-    shape = {"rows": 1, **given} if phase == "decode" and "rows" in spec.shape else dict(given)
-    looked_at = [key for key in spec.shape if any(key in rule.when for rule in policy.rules(op))]
-    unused = {key: 1 for key in spec.shape if key not in looked_at}
-    if phase in spec.phases and (missing := [key for key in looked_at if key not in shape]):
-        example = " ".join(f"{key}=N" for key in missing)
-        raise UsageError(f"the rules of {op} in policy {policy.name} also look at {', '.join(missing)}; add --shape {example}")
-    return Workload(op, phase, {**unused, **shape}), shape
 
 
 def _show_considered(considered: Sequence[Considered]) -> None:
@@ -359,7 +289,3 @@ def _show_considered(considered: Sequence[Considered]) -> None:
         for item in considered
     ]
     show_table(columns, rows)
-
-
-def _considered_json(item: Considered) -> dict[str, Any]:
-    return {**_rule_json(item.rule), "outcome": item.outcome, "reasons": list(item.reasons)}

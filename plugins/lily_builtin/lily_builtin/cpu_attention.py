@@ -14,8 +14,10 @@ __all__ = ["VARIANTS"]
 LANES = 16
 """The widest vector of any instruction set: heads are whole vectors of it."""
 FLOAT = 4
-KEYS = 64
-"""``kKeys`` of kernels/cpu/attention_decode.cc and attention_prefill.cc: keys a block."""
+DECODE_KEYS = 32
+"""``kKeys`` of kernels/cpu/attention_decode.cc: keys a block."""
+PREFILL_KEYS = 64
+"""``kKeys`` of kernels/cpu/attention_prefill.cc."""
 PIECE_EXTRA = 16
 """``Pieces::kExtra`` of kernels/cpu/attention_decode.cc."""
 MAX_ROTARY = 256
@@ -128,10 +130,14 @@ def encode_prefill_flash(op: Op, plan: Plan) -> None:
     block_rows = max(1, min(QUERY_LINES // group, rows * kv_heads // 16))
     lines = block_rows * group
     padded_dim = -(-dim // (2 * LANES)) * 2 * LANES
-    floats = 2 * lines * dim + lines * KEYS + KEYS * dim + KEYS * padded_dim + 2 * (lines + LANES)
+    floats = 2 * lines * dim + lines * PREFILL_KEYS + PREFILL_KEYS * (dim + padded_dim) + 2 * (lines + LANES)
     plan.dispatch(
         f"attention_prefill_{_cache_dtype(op)}",
-        [*(read(op.tensor(role).view) for role in ("q", "gate", "step", "pages")), *_cache_reads(op), write(op.tensor("y").view)],
+        [
+            *(read(op.tensor(role).view) for role in ("q", "gate", "step", "pages")),
+            *_cache_reads(op),
+            write(op.tensor("y").view),
+        ],
         constants=_cache_shape(op) + struct.pack("<3I", rows, op.shape["heads"], block_rows),
         tasks=-(-rows // block_rows) * kv_heads,
         worker_bytes=floats * FLOAT,
@@ -141,7 +147,11 @@ def encode_prefill_flash(op: Op, plan: Plan) -> None:
 def _decode(op: Op, plan: Plan, pack: int) -> None:
     plan.dispatch(
         f"attention_decode_{_cache_dtype(op)}",
-        [*(read(op.tensor(role).view) for role in ("q", "gate", "step", "pages")), *_cache_reads(op), write(op.tensor("y").view)],
+        [
+            *(read(op.tensor(role).view) for role in ("q", "gate", "step", "pages")),
+            *_cache_reads(op),
+            write(op.tensor("y").view),
+        ],
         constants=_decode_constants(op, pack, 1),
         tasks=op.shape["heads"] // pack,
         worker_bytes=_decode_bytes(op, pack),
@@ -149,7 +159,7 @@ def _decode(op: Op, plan: Plan, pack: int) -> None:
 
 
 def _decode_bytes(op: Op, pack: int) -> int:
-    return pack * (2 * op.shape["head_dim"] + KEYS) * FLOAT
+    return pack * (2 * op.shape["head_dim"] + DECODE_KEYS) * FLOAT
 
 
 def _decode_constants(op: Op, pack: int, blocks: int) -> bytes:
