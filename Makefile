@@ -29,7 +29,7 @@ format: $(VENV)/.installed-lint
 	$(BIN)/clang-format -i $(CPP)
 
 clean:
-	rm -rf build dist *.egg-info lily/*.so lily/_cpu.cpp $(VENV)
+	rm -rf build dist *.egg-info lily/*.so $(VENV)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

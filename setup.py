@@ -17,11 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 CPU = Path("kernels/cpu")
+BUILD = Path("build")
 # Compiled once for all; every other .cc in kernels/cpu is a kernel family, compiled once an instruction set.
 RUNTIME = ("runtime.cc", "memory.cc", "isa.cc")
 # Python's own flags ask for debug information, which would double the time and the size.
@@ -81,8 +83,8 @@ class BuildExt(build_ext):
             objects = list(pool.map(lambda job: self._compile(*job), jobs))
         ext.sources = []
         ext.extra_objects = objects
-        self.force = True  # links the objects of these flags even where a library of others is newer
         ext.extra_link_args = [*ext.extra_link_args, *EXTRA]
+        self.force = True  # links the objects of these flags even where a library of others is newer
         super().build_extension(ext)
 
     def _commands(self) -> tuple[list[str], list[str]]:
@@ -97,19 +99,32 @@ class BuildExt(build_ext):
         return native, bridge
 
     def _compile(self, source: Path, name: str, command: list[str]) -> str:
-        digest = hashlib.sha256(" ".join(command).encode()).hexdigest()[:8]
-        target = Path("build/objects") / f"{name}-{digest}" / f"{source.stem}.o"
-        inputs = [source, *CPU.glob("*.h")]
-        if not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in inputs):
+        folder = f"{name}-{hashlib.sha256(' '.join(command).encode()).hexdigest()[:8]}"
+        target = BUILD / "objects" / folder / f"{source.stem}.o"
+        # By content: installers unpack, copy and install anew, and times of files tell nothing then.
+        inputs = [path.read_bytes() for path in [source, *sorted(CPU.glob("*.h"))]]
+        if source.suffix == ".pyx":
+            inputs.append(Cython.__version__.encode())
+        content = hashlib.sha256(b"".join(inputs)).hexdigest()
+        stamp = target.with_suffix(".sha256")
+        if not target.exists() or not stamp.exists() or stamp.read_text() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.spawn([*command, "-c", str(source), "-o", str(target)])
+            stamp.unlink(missing_ok=True)
+            self.spawn([*command, "-c", self._translated(source), "-o", str(target)])
+            stamp.write_text(content)
         return str(target)
+
+    def _translated(self, source: Path) -> str:
+        """The C++ of a Cython source; of another, itself."""
+        if source.suffix != ".pyx":
+            return str(source)
+        module = Extension("lily._cpu", [str(source)], language="c++")
+        return str(cythonize([module], build_dir=BUILD, language_level=3, force=True)[0].sources[0])
 
 
 extension = Extension(
     "lily._cpu",
     ["lily/_cpu.pyx"],
-    depends=[str(path) for path in sorted(CPU.iterdir())],
     language="c++",
     libraries=["dl"] if sys.platform == "linux" else [],
     extra_link_args=["-pthread"] if sys.platform == "linux" else [],
@@ -123,6 +138,7 @@ setup(
         "lily": ["py.typed", "*.pyi", "policies/**/*.yaml", "models/**/*"],
         "lily.kernels": ["cpu/*.h", "cpu/*.cc", "metal/*"],
     },
-    ext_modules=cythonize([extension], language_level=3),
+    ext_modules=[extension],
+    include_package_data=False,  # what the sdist holds beyond the above is no use to a wheel
     cmdclass={"build_ext": BuildExt},
 )

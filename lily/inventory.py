@@ -77,8 +77,8 @@ def _plugin(registry: Registry, name: str, distribution: str | None, version: st
         distribution,
         version,
         tuple(registry.variants(plugin=name)),
-        tuple(host for host in registry.hosts if _provider(registry, "host", host) == name),
-        tuple(policy for policy in registry.policies if _provider(registry, "policy", policy) == name),
+        tuple(host for host in registry.hosts if registry.provider("host", host) == name),
+        tuple(policy for policy in registry.policies if registry.provider("policy", policy) == name),
     )
 
 
@@ -89,7 +89,7 @@ def policies(registry: Registry) -> list[PolicyInfo]:
 
 
 def _policy(registry: Registry, library: Library, name: str, path: Path) -> PolicyInfo:
-    plugin = LILY if registry.policies.get(name) != path else _provider(registry, "policy", name)
+    plugin = LILY if registry.policies.get(name) != path else registry.provider("policy", name)
     try:
         policy = library.load(name)
     except PolicyError as error:
@@ -105,10 +105,6 @@ def _policy(registry: Registry, library: Library, name: str, path: Path) -> Poli
 
 def _mistakes(lines: Sequence[str]) -> str:
     return lines[0] if len(lines) == 1 else f"it has {len(lines)} mistakes, first {lines[0]}"
-
-
-def _provider(registry: Registry, kind: str, name: str) -> str:
-    return registry._owners[kind, name]
 
 
 def _distributions() -> Mapping[str, tuple[str | None, str | None]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "Memory", "read_machine", "read_memory"]
+__all__ = ["Machine", "Memory", "available_cores", "read_machine", "read_memory"]
 
 KIB = 1024
 
@@ -52,7 +52,7 @@ class Machine:
 def read_machine() -> Machine:
     """This machine, now."""
     # Not lily.hosts.cpu's own count: this has to work where the compiled part does not load.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     mac = platform.mac_ver()[0]
     return Machine(
         system=f"macOS {mac}" if mac else f"{platform.system()} {platform.release()}",
@@ -139,3 +139,10 @@ def _output(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""  # likewise
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

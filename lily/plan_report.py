@@ -19,7 +19,7 @@ from lily.recorder import Recorder
 from lily.registry import Registry
 from lily.weights import ModelWeights, abstract_weights
 
-__all__ = ["OpRow", "PlanReport", "activation_dtype", "plan_report", "record", "require_variants", "step_shape"]
+__all__ = ["OpRow", "PlanReport", "plan_report", "record", "require_variants", "step_shape"]
 
 DEFAULT_CONTEXT = 4096
 # What has to come from memory, however large the caches are: activations stay in them.
@@ -148,11 +148,6 @@ def step_shape(
     return StepShape(phase, rows, context, "sample")
 
 
-def activation_dtype(kind: str) -> str:
-    """What a kind of host keeps activations in: the CPU float32, GPUs bfloat16."""
-    return "f32" if kind == "cpu" else "bf16"
-
-
 def require_variants(policy: Policy, registry: Registry) -> None:
     """Refuse a policy whose variants are not all here.
 
@@ -182,7 +177,9 @@ def record(
         PolicyError: a variant does not accept an op.
     """
     require_supported(weights.config)
-    host = MetaHost(policy.host, activation_dtype(policy.host))
+    factory = registry.hosts.get(policy.host)
+    # Without its plugin a host can still be planned for; GPUs keep activations in bf16.
+    host = MetaHost(policy.host, "bf16" if factory is None else factory.activation_dtype)
     pool = KvPool(host, weights.config, shape.context, policy.execution.kv_dtype)
     return record_step(weights, host, policy, registry, shape, pool, shape.context), host, pool
 
@@ -235,7 +232,8 @@ def _collapsed(plan: Plan) -> Iterator[OpRow]:
         key = (
             _place(made.label)[0],
             (made.op, made.variant, made.rule, tuple(made.options.items())),
-            tuple((type(step), step.kernel if isinstance(step, Dispatch) else step.name) for step in steps),
+            # A pause is named after its layer, so its name says nothing of shape.
+            tuple(step.kernel if isinstance(step, Dispatch) else None for step in steps),
             (tuple(traffic.read.items()), tuple(traffic.written.items())),
         )
         groups.setdefault(key, []).append(made)

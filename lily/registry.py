@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 
-from lily.errors import PluginError
+from lily.errors import LilyError, PluginError
 from lily.ops import OPS, Op
 from lily.plan import Plan
 
@@ -80,8 +80,18 @@ class KernelVariant:
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
     def record(self, op: Op, plan: Plan, given: Mapping[str, object]) -> None:
-        """Encode ``op``, with defaults for the options not given."""
-        self.encode(op, plan, **self.complete(given))
+        """Encode ``op``, with defaults for the options not given.
+
+        Raises:
+            PluginError: ``encode`` failed.
+        """
+        try:
+            self.encode(op, plan, **self.complete(given))
+        except LilyError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise PluginError(f"variant {self.name} of {self.op} could not encode {op.label}: {what}") from error
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ class HostFactory:
     Attributes:
         name: what ``--host`` and a policy's ``match: {host: …}`` call it.
         summary: one line for ``lily doctor``.
+        activation_dtype: what it keeps activations in, f32 or bf16.
         probe: why it can't be opened here, in words that end the sentence "host … needs …"; None if it can.
         identity: what policies may match: ``host``, and ``generation``, ``suffix``, ``gpu_cores`` of a GPU.
         open: opens it, under a policy's execution settings and with libraries of plugins' kernels.
@@ -98,6 +109,7 @@ class HostFactory:
 
     name: str
     summary: str
+    activation_dtype: str
     probe: Callable[[], str | None]
     identity: Callable[[], Mapping[str, int | str]]
     open: Callable[[Execution, Sequence[Path]], Host]
@@ -229,6 +241,10 @@ class Registry:
     def owner(self, variant: KernelVariant) -> str:
         """The plugin that provides ``variant``."""
         return self._owners[variant.key]
+
+    def provider(self, kind: Literal["host", "policy"], name: str) -> str:
+        """The plugin that provides a host or a policy."""
+        return self._owners[kind, name]
 
     def kernel_libraries(self, host: str) -> list[Path]:
         found: list[Path] = []

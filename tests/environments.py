@@ -41,8 +41,6 @@ class Distributions:
         source = folder / sdist.name.removesuffix(".tar.gz")
         if (ROOT / "build" / "objects").exists():
             shutil.copytree(ROOT / "build" / "objects", source / "build" / "objects")
-        if (ROOT / "lily" / "_cpu.cpp").exists():
-            shutil.copy2(ROOT / "lily" / "_cpu.cpp", source / "lily")
         _build("--wheel", source, folder)
         return cls.find(folder)
 

@@ -92,7 +92,14 @@ class HostPlugin:
 
     def lily_hosts(self) -> list[HostFactory]:
         def factory(name: str) -> HostFactory:
-            return HostFactory(name, f"a {name}", lambda: self._reasons.get(name), lambda: {"host": name}, _open)
+            return HostFactory(
+                name,
+                f"a {name}",
+                "f32" if name == "cpu" else "bf16",
+                lambda: self._reasons.get(name),
+                lambda: {"host": name},
+                _open,
+            )
 
         return [factory(name) for name in self._names]
 

@@ -44,11 +44,11 @@ def test_an_answer_goes_to_stdout_and_figures_to_stderr() -> None:
 
 
 def test_json_is_one_object_with_the_documented_keys() -> None:
-    done = run("run", "--json", "-p", "What is 12 plus 30?", "--temperature", "0")
+    done = run("run", "--json", "-p", "What is 7 plus 6?", "--temperature", "0")
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert set(result) == KEYS
-    assert "42" in result["text"]
+    assert "13" in result["text"]
     assert result["finish_reason"] == "stop"
     assert result["completion_tokens"] == len(result["token_ids"])
     assert (result["model"], result["host"], result["policy"]) == ("demo", "cpu", "cpu")

@@ -89,7 +89,7 @@ def test_hosts_of_plugins_are_probed_too() -> None:
 
     class Broken:
         def lily_hosts(self) -> list[HostFactory]:
-            return [HostFactory("tpu", "a tpu", broken, lambda: {"host": "tpu"}, lambda execution, paths: None)]  # type: ignore[arg-type, return-value]
+            return [HostFactory("tpu", "a tpu", "f32", broken, lambda: {"host": "tpu"}, lambda execution, paths: None)]  # type: ignore[arg-type, return-value]
 
     registry.register(Broken(), "tpu_plugin")
     code, found = doctor(registry, "demo")

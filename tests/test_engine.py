@@ -12,8 +12,18 @@ import numpy as np
 import pytest
 
 import lily
+from lily.catalog import find_model
+from lily.config import load_config
+from lily.engine import record_step
 from lily.errors import ContextLengthError, HostError, UsageError
 from lily.hosts.cpu import CpuHost
+from lily.hosts.meta import MetaHost
+from lily.memory import KvPool
+from lily.model import StepShape
+from lily.op_table import Phase
+from lily.policy import Policy
+from lily.registry import default_registry
+from lily.weights import abstract_weights
 
 TOLERANCE = 5e-4  # float32 sums in another order; demo logits reach 20
 
@@ -244,3 +254,23 @@ def test_ctrl_c_in_a_prefill_leaves_the_session_to_be_rewound(engine: lily.TextE
     assert session.reuse([*prompt, 5, 6, 7]) == len(prompt)
     assert np.array_equal(engine.prefill(session, [5, 6, 7]), logits)
     session.close()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_case_21_scratch_is_the_same_at_8k_64k_and_200k_for_the_real_shape(phase: Phase) -> None:
+    registry = default_registry()
+    policy = Policy.load("cpu", registry)
+    weights = abstract_weights(load_config(find_model("qwen3.6-35b-a3b").path))
+    rows = policy.execution.prefill_chunk if phase == "prefill" else 1
+    sizes = []
+    for context in (8_192, 65_536, 200_000):
+        host = MetaHost()
+        pool = KvPool(host, weights.config, 262_144, policy.execution.kv_dtype)
+        shape = StepShape(phase, rows, context, "sample")
+        recorder = record_step(weights, host, policy, registry, shape, pool, 262_144)
+        sizes.append((recorder.activation_bytes, recorder.temporary_bytes))
+    activations, temporaries = zip(*sizes, strict=True)
+    assert len(set(activations)) == 1
+    # From 32K on decode splits its reads into a fixed number of blocks, whose partial sums are a few megabytes.
+    assert len(set(temporaries[1:])) == 1
+    assert temporaries[1] - temporaries[0] < 4 << 20

@@ -23,7 +23,6 @@ def sources(folder: str) -> set[str]:
         str(path.relative_to(ROOT))
         for path in found
         if path.suffix not in GENERATED
-        and path.name != "_cpu.cpp"
         and not any(part.endswith((".egg-info", "_cache")) or part in ("build", ".hypothesis") for part in path.parts)
     }
 
@@ -45,7 +44,7 @@ def test_the_sdist_holds_every_source(distributions: Distributions, folder: str)
         held = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "Makefile", "README.md", "LICENSE"} <= held
     assert sources(folder) - held == set()
-    assert not [name for name in held if name.endswith(GENERATED) or name.endswith("_cpu.cpp")]
+    assert not [name for name in held if name.endswith(GENERATED)]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,15 @@ def test_a_layer_that_is_stored_otherwise_is_a_row_of_its_own() -> None:
     assert [row.layers for row in rows if 1 in row.layers] == [(1,)]
 
 
+def test_pauses_are_counted_and_do_not_split_rows(tmp_path: Path) -> None:
+    file = tmp_path / "ablation.yaml"
+    file.write_text("version: 1\nextends: cpu\nkernels:\n  moe.route:\n    - {use: host_routed}\n")
+    report = report_of(file, default_registry())
+    (route,) = (row for row in report.ops if row.op == "moe.route")
+    assert (route.count, route.host_calls, report.host_calls) == (40, 40, 40)
+    assert report_of("cpu", default_registry()).host_calls == 0
+
+
 def test_the_context_decides_the_rule() -> None:
     chosen = {}
     for context in (32_767, 32_768):

@@ -85,7 +85,7 @@ def test_a_misspelt_hook_is_an_error() -> None:
 
 def test_a_blocked_plugin_takes_everything_with_it() -> None:
     registry = Registry()
-    factory = HostFactory("toy", "", lambda: None, lambda: {"host": "toy"}, lambda execution, libraries: None)  # type: ignore[arg-type, return-value]
+    factory = HostFactory("toy", "", "f32", lambda: None, lambda: {"host": "toy"}, lambda execution, libraries: None)  # type: ignore[arg-type, return-value]
     registry.register(plugin(variants=[variant()], hosts=[factory], policies=[Path("p/fast.yaml")]), "gone")
     assert list(registry.policies) == ["fast"]
     registry.block("gone")

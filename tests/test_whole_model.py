@@ -28,8 +28,9 @@ from lily.ops import Op
 from lily.policy import Choice, Policy, Workload
 from lily.registry import Registry, default_registry
 from lily.weights import abstract_weights, load_weights
-from tests.checkpoints import huggingface_tensors, mlx_tensors, random_model, save, tiny_config, write_demo_twin
+from tests.checkpoints import mlx_tensors, random_model, save, tiny_config, write_demo_twin
 from tests.fixtures import CONVERSATIONS, PEERS, Fixture
+from tests.test_weights import LAYOUTS
 
 TOLERANCE = 1e-3
 
@@ -77,14 +78,22 @@ def test_the_hugging_face_twin_gives_the_same_up_to_its_gates(engine: lily.TextE
     twin.close()
 
 
-def test_case_24_both_layouts_of_the_same_weights_give_the_same_logits(tmp_path: Path) -> None:
-    config = tiny_config()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_case_24_every_layout_of_the_same_weights_gives_the_same_logits(tmp_path: Path, layout: str) -> None:
+    """Packed, bf16, f16 and f32; MLX's and Hugging Face's; experts stacked or apart: the values are exact in all."""
+    config = tiny_config(head_dim=128, linear_value_head_dim=16)
     model = random_model(config)
-    rows = []
-    for name, tensors in (("mlx", mlx_tensors(model, config)), ("hf", huggingface_tensors(model, config))):
-        save(tmp_path / name, config, tensors)
-        rows.append(_logits(tmp_path / name))
-    assert np.abs(rows[0] - rows[1]).max() < 1e-5 * np.abs(rows[0]).max()
+    save(tmp_path / "mlx", config, mlx_tensors(model))
+    given, tensors = LAYOUTS[layout]
+    quantization = {key: given[key] for key in ("quantization",) if key in given}
+    save(
+        tmp_path / "other",
+        {"text_config": config["text_config"], **quantization, "model_type": config["model_type"]},
+        tensors(model),
+    )
+    expected = _logits(tmp_path / "mlx")
+    # Sums in another order, in float32.
+    assert np.abs(_logits(tmp_path / "other") - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def _logits(directory: Path) -> np.ndarray:
@@ -132,12 +141,15 @@ def test_every_variant_writes_the_same_text(
 ) -> None:
     """A policy that uses another variant for one op in one phase: same greedy tokens, logits within rounding."""
     rules: list[dict[str, object]] = [{"when": {"phase": phase}, "use": variant, "with": options}]
-    for rule in Policy.load("cpu", default_registry()).rules(op):
-        when = {key: condition.written for key, condition in rule.when.items()}
-        for other in set(OPS[op].phases) - {phase}:
-            if when.get("phase", other) == other:
-                kept = {key: list(value) if isinstance(value, tuple) else value for key, value in when.items()}
-                rules.append({"when": {**kept, "phase": other}, "use": rule.use, "with": dict(rule.options)})
+    for other in set(OPS[op].phases) - {phase}:
+        for rule in Policy.load("cpu", default_registry()).rules(op):
+            when = {key: condition.written for key, condition in rule.when.items()}
+            if when.pop("phase", other) != other:
+                continue
+            kept = {key: list(value) if isinstance(value, tuple) else value for key, value in when.items()}
+            rules.append({"when": {"phase": other, **kept}, "use": rule.use, "with": dict(rule.options)})
+            if not kept:
+                break
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({"version": 1, "extends": "cpu.yaml", "kernels": {op: rules}}))
     other_engine = lily.load(policy=str(path), max_context=1024)

@@ -91,7 +91,7 @@ void step_fused(const Call& call, uint32_t begin, uint32_t end, Worker&) {
   const float* z = call.at<const float>(6, uint64_t{c.value_heads} * c.dim);
   const float* norm = call.at<const float>(7, c.dim);
   for (uint32_t head = begin; head < end; ++head) {
-    scan_rows(p, c, head, 0, c.dim);
+    for (uint32_t row = 0; row < c.dim; row += kRowBlock) scan_rows(p, c, head, row, std::min(row + kRowBlock, c.dim));
     const uint64_t at = uint64_t{head} * c.dim;
     gated_norm_head(p.o + at, z + at, norm, p.o + at, c.dim, c.eps);
   }

@@ -32,8 +32,8 @@ struct SumConstants {
   uint32_t sorted;  // 1: rows of y are sorted by expert and found through `inverse`
 };
 
-// Buffers: y [tokens·top_k, hidden], shared y [tokens, hidden], weights, inverse, x: x += Σ weight · y + weight · shared
-// y, in the order of the choices. A task is a run of columns of one token.
+// Buffers: y [tokens·top_k, hidden], shared y [tokens, hidden], weights, inverse, x: x += Σ weight · y + weight ·
+// shared y, in the order of the choices. A task is a run of columns of one token.
 void experts_sum(const Call& call, uint32_t begin, uint32_t end, Worker&) {
   const auto& c = call.constants<SumConstants>();
   const uint64_t slots = uint64_t{c.tokens} * c.top_k;
@@ -51,8 +51,9 @@ void experts_sum(const Call& call, uint32_t begin, uint32_t end, Worker&) {
     float sums[kTaskColumns] = {};
     for (uint32_t choice = 0; choice <= c.top_k; ++choice) {
       const uint64_t slot = token * c.top_k + choice;
-      const float* row = choice == c.top_k ? shared + token * c.hidden
-                                           : y + (inverse != nullptr ? static_cast<uint64_t>(inverse[slot]) : slot) * c.hidden;
+      const float* row = choice == c.top_k
+                             ? shared + token * c.hidden
+                             : y + (inverse != nullptr ? static_cast<uint64_t>(inverse[slot]) : slot) * c.hidden;
       for (uint32_t i = 0; i < count; ++i) sums[i] += weight[choice] * row[first + i];
     }
     float* out = x + token * c.hidden + first;

@@ -15,7 +15,8 @@ struct Rows {
 // The sorted rows of an expert.
 Rows rows_of(const Call& call, const int32_t* offsets, uint32_t expert, uint32_t slots) {
   const int32_t first = offsets[expert], last = offsets[expert + 1];
-  if (first < 0 || first > last || static_cast<uint32_t>(last) > slots) fail(call.name, "was given offsets that do not ascend");
+  if (first < 0 || first > last || static_cast<uint32_t>(last) > slots)
+    fail(call.name, "was given offsets that do not ascend");
   return {static_cast<uint32_t>(first), static_cast<uint32_t>(last - first)};
 }
 
@@ -30,11 +31,13 @@ struct ExpertsInConstants {
   uint32_t tokens;
   uint32_t top_k;
   uint32_t tile;
-  uint32_t task_rows;   // outputs of a task
+  uint32_t task_rows;    // outputs of a task
   uint32_t token_block;  // tokens of a task of the shared expert; of an expert, those packed at a time
   uint32_t reserved;
   MatrixShape gate, up, shared_gate, shared_up;
 };
+
+bool same_layout(const Matrix& a, const Matrix& b) { return codes_of(a.format) == codes_of(b.format); }
 
 // act = silu(gate · x) · (up · x) for some outputs and tokens of one expert.
 struct GatedProduct {
@@ -46,16 +49,16 @@ struct GatedProduct {
   // Tokens row_of(0) .. row_of(tokens - 1), outputs first .. end, into act[token][output].
   template <class RowOf>
   void run(uint32_t tokens, uint32_t first, uint32_t end, RowOf&& row_of, float* act) const {
-    const uint32_t codes = codes_of(gate.format), up_codes = codes_of(up.format);
     for (uint32_t t = 0; t < tokens; t += c.token_block) {
       const uint32_t some = tokens - t < c.token_block ? tokens - t : c.token_block;
       const auto row = [&](uint32_t i) { return row_of(t + i); };
-      const Panels x = pack_panels(some, c.tile, gate.cols, codes, scratch.rest, row);
+      const Panels x = pack_panels(some, c.tile, gate.cols, codes_of(gate.format), scratch.rest, row);
       float* const other = scratch.rest + uint64_t{c.token_block} * padded_depth(gate.cols);
-      const Panels up_x = up_codes == codes ? x : pack_panels(some, c.tile, gate.cols, up_codes, other, row);
+      const Panels up_x =
+          same_layout(gate, up) ? x : pack_panels(some, c.tile, up.cols, codes_of(up.format), other, row);
       for (uint32_t r = first; r < end; r += kPairRows) {
         const uint32_t rows = end - r < kPairRows ? end - r : kPairRows;
-        float* const up_sums = scratch.sums + uint64_t{kPairRows} * kTokenBlock;
+        float* const up_sums = scratch.sums + kPairRows * kSumStride;
         multiply_rows(gate, r, rows, x, 0, some, scratch.weights, scratch.sums);
         multiply_rows(up, r, rows, up_x, 0, some, scratch.weights, up_sums);
         activate(scratch.sums, up_sums, rows, some);
@@ -66,7 +69,7 @@ struct GatedProduct {
 
   static void activate(float* sums, const float* up_sums, uint32_t rows, uint32_t tokens) {
     for (uint64_t r = 0; r < rows; ++r)
-      for (uint64_t i = r * kTokenBlock; i < r * kTokenBlock + tokens; i += kWidth)
+      for (uint64_t i = r * kSumStride; i < r * kSumStride + tokens; i += kWidth)
         store(sums + i, silu(load(sums + i)) * load(up_sums + i));
   }
 };
@@ -84,9 +87,12 @@ void experts_in_grouped(const Call& call, uint32_t begin, uint32_t end, Worker& 
   const int32_t* order = call.at<const int32_t>(2, slots);
   float* act = call.at<float>(15, uint64_t{slots} * width);
   float* shared_act = call.at<float>(16, uint64_t{c.tokens} * shared_gate.rows);
-  const GemmScratch scratch(call, worker, 2 * uint64_t{c.token_block} * padded_depth(hidden));
+  const bool one_layout = same_layout(gate, up) && same_layout(shared_gate, shared_up);
+  const GemmScratch scratch(call, worker, (one_layout ? 1 : 2) * uint64_t{c.token_block} * padded_depth(hidden));
 
-  const auto last_row = [&](uint32_t first, uint32_t rows) { return first + c.task_rows < rows ? first + c.task_rows : rows; };
+  const auto last_row = [&](uint32_t first, uint32_t rows) {
+    return first + c.task_rows < rows ? first + c.task_rows : rows;
+  };
   const uint32_t runs = (width + c.task_rows - 1) / c.task_rows;
   const uint32_t shared_runs = (shared_gate.rows + c.task_rows - 1) / c.task_rows;
   for (uint32_t task = begin; task < end; ++task) {
@@ -168,8 +174,8 @@ uint64_t panels_before(const Call& call, const int32_t* offsets, uint32_t expert
   return rows * depth;
 }
 
-// Buffers: act, shared act, offsets, inverse, panels, order. A task packs the rows of one expert; then come the tiles of
-// the shared expert, and last one task that turns `inverse` around, as sums are added to x from sorted rows.
+// Buffers: act, shared act, offsets, inverse, panels, order. A task packs the rows of one expert; then come the tiles
+// of the shared expert, and last one task that turns `inverse` around, as sums are added to x from sorted rows.
 void experts_out_pack(const Call& call, uint32_t begin, uint32_t end, Worker&) {
   const auto& c = call.constants<ExpertsOutConstants>();
   const uint32_t slots = c.tokens * c.top_k, cols = c.down.cols, shared_cols = c.shared_down.cols;
@@ -256,9 +262,8 @@ void experts_out_grouped(const Call& call, uint32_t begin, uint32_t end, Worker&
       });
       at += uint64_t{round_up(sorted.count, kWidth)} * depth;
     }
-    add(shared_down, Panels{panels + c.panel_floats, c.tokens, c.tile, shared_depth}, [&](uint32_t i) {
-      return Target{i, weights[uint64_t{i} * (c.top_k + 1) + c.top_k]};
-    });
+    add(shared_down, Panels{panels + c.panel_floats, c.tokens, c.tile, shared_depth},
+        [&](uint32_t i) { return Target{i, weights[uint64_t{i} * (c.top_k + 1) + c.top_k]}; });
   }
 }
 

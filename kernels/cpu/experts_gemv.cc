@@ -142,7 +142,8 @@ void experts_out_gemv(const Call& call, uint32_t begin, uint32_t end, Worker& wo
   if (worker.first_entry(call)) {
     const float* act = call.at<const float>(0, uint64_t{slots} * down.cols);
     const float* shared_act = call.at<const float>(1, uint64_t{c.tokens} * shared_down.cols);
-    for (uint64_t slot = 0; slot < slots; ++slot) prepare_input(down, act + slot * down.cols, scratch.inputs + slot * floats);
+    for (uint64_t slot = 0; slot < slots; ++slot)
+      prepare_input(down, act + slot * down.cols, scratch.inputs + slot * floats);
     for (uint64_t token = 0; token < c.tokens; ++token)
       prepare_input(shared_down, shared_act + token * shared_down.cols, shared_inputs + token * shared_floats);
   }

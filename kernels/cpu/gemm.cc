@@ -55,7 +55,12 @@ struct GemmConstants {
   MatrixShape part[kMaxParts];  // `input` is the layout
 };
 
-enum GemmBuffer : uint32_t { kPanels, kMatrices, kOutputs = kMatrices + 3 * kMaxParts, kGemmBuffers = kOutputs + kMaxParts };
+enum GemmBuffer : uint32_t {
+  kPanels,
+  kMatrices,
+  kOutputs = kMatrices + 3 * kMaxParts,
+  kGemmBuffers = kOutputs + kMaxParts
+};
 
 // Buffers: panels, then weight, scales and biases of each part, then the output of each part. A task is a block of
 // weight rows of one part, for all tokens.

@@ -10,10 +10,12 @@
 
 namespace lily::LILY_ISA {
 
-constexpr uint32_t kDepth = 256;        // columns dequantised at a time: a panel of them fits the first-level cache
-constexpr uint32_t kBlockRows = 96;     // weight rows dequantised at a time, at most
-constexpr uint32_t kTokenBlock = 256;   // tokens whose sums are kept while the columns pass, at most
+constexpr uint32_t kDepth = 256;       // columns dequantised at a time: a panel of them fits the first-level cache
+constexpr uint32_t kBlockRows = 96;    // weight rows dequantised at a time, at most
+constexpr uint32_t kTokenBlock = 256;  // tokens whose sums are kept while the columns pass, at most
 constexpr uint32_t kMaxTile = 32;
+// From one weight row's sums to the next one's: off the power of two, whose lines would share a few sets of the cache.
+constexpr uint64_t kSumStride = kTokenBlock + 16;
 
 // Tokens in tiles of `tile` (the last one narrower, a multiple of the vector). Columns lie in the order in which one
 // load of words yields them, see Codec, and are padded with zeros to `depth`.
@@ -43,12 +45,13 @@ constexpr uint32_t packed_position(uint32_t k, uint32_t codes) {
 
 // Rows `row[0 .. count)` of `cols` columns as one panel of `width` rows. With `norm`, columns are multiplied by it and
 // rows by `scale`.
-void pack_tile(const float* const* row, uint32_t count, uint32_t width, uint32_t cols, uint32_t codes, const float* norm,
-               const float* scale, float* out);
+void pack_tile(const float* const* row, uint32_t count, uint32_t width, uint32_t cols, uint32_t codes,
+               const float* norm, const float* scale, float* out);
 
 // Tokens row_of(0) .. row_of(tokens - 1), of `cols` columns each, as panels at `out`.
 template <class RowOf>
-LILY_INLINE Panels pack_panels(uint32_t tokens, uint32_t tile, uint32_t cols, uint32_t codes, float* out, RowOf&& row_of) {
+LILY_INLINE Panels pack_panels(uint32_t tokens, uint32_t tile, uint32_t cols, uint32_t codes, float* out,
+                               RowOf&& row_of) {
   const Panels panels{out, tokens, tile, depth_of(cols, codes)};
   for (uint32_t first = 0; first < tokens; first += tile) {
     const uint32_t count = tokens - first < tile ? tokens - first : tile;
@@ -64,20 +67,20 @@ LILY_INLINE Panels pack_panels(uint32_t tokens, uint32_t tile, uint32_t cols, ui
 void dequantise(const Matrix& m, uint32_t first, uint32_t rows, uint32_t k, uint32_t count, float* out);
 
 // sums[r][t] = Σ_k matrix[row + r][k] · token[first + t][k] for `rows` ≤ kBlockRows and `tokens` ≤ kTokenBlock, which
-// start at a tile. `weights` holds kBlockRows · kDepth floats, `sums` kBlockRows rows of kTokenBlock.
+// start at a tile. `weights` holds kBlockRows · kDepth floats, `sums` kBlockRows rows kSumStride apart.
 void multiply_rows(const Matrix& m, uint32_t row, uint32_t rows, const Panels& x, uint32_t first, uint32_t tokens,
                    float* weights, float* sums);
 
 // Hands the sums over a token at a time, kWidth weight rows each: row_of(token, r, values, count).
 template <class Function>
 LILY_INLINE void for_each_token(const float* sums, uint32_t rows, uint32_t tokens, Function&& row_of) {
-  for (uint32_t r = 0; r < rows; r += kWidth) {
-    const uint32_t count = rows - r < kWidth ? rows - r : kWidth;
-    for (uint32_t t = 0; t < tokens; t += kWidth) {
+  for (uint32_t t = 0; t < tokens; t += kWidth) {
+    const uint32_t present = tokens - t < kWidth ? tokens - t : kWidth;
+    for (uint32_t r = 0; r < rows; r += kWidth) {
+      const uint32_t count = rows - r < kWidth ? rows - r : kWidth;
       VF square[kWidth];
-      for (int i = 0; i < kWidth; ++i) square[i] = load(sums + uint64_t{r + i} * kTokenBlock + t);
+      for (int i = 0; i < kWidth; ++i) square[i] = load(sums + (r + i) * kSumStride + t);
       transpose(square);
-      const uint32_t present = tokens - t < kWidth ? tokens - t : kWidth;
       for (uint32_t i = 0; i < present; ++i) row_of(t + i, r, square[i], count);
     }
   }
@@ -97,7 +100,7 @@ inline void write_sums(const float* sums, uint32_t rows, uint32_t tokens, float*
 
 // Worker scratch of a block: its weights as floats, then its sums.
 struct GemmScratch {
-  static constexpr uint64_t kFloats = uint64_t{kBlockRows} * (kDepth + kTokenBlock);
+  static constexpr uint64_t kFloats = kBlockRows * (kDepth + kSumStride);
   float* weights;
   float* sums;
   float* rest;

@@ -22,7 +22,13 @@ struct GemvConstants {
   MatrixShape part[kMaxParts];
 };
 
-enum GemvBuffer : uint32_t { kX, kNorm, kMatrices, kOutputs = kMatrices + 3 * kMaxParts, kGemvBuffers = kOutputs + kMaxParts };
+enum GemvBuffer : uint32_t {
+  kX,
+  kNorm,
+  kMatrices,
+  kOutputs = kMatrices + 3 * kMaxParts,
+  kGemvBuffers = kOutputs + kMaxParts
+};
 
 void prepare_inputs(const Call& call, const GemvConstants& c, const Matrix* part, const GemvScratch& scratch) {
   const float* x = call.at<const float>(kX, uint64_t{c.tokens} * c.cols);
@@ -85,7 +91,8 @@ void norm_rows(const Call& call, uint32_t begin, uint32_t end, Worker&) {
   const float* x = call.at<const float>(0, uint64_t{c.tokens} * c.cols);
   const float* norm = call.at<const float>(1, c.cols);
   float* out = call.at<float>(2, uint64_t{c.tokens} * c.cols);
-  for (uint64_t token = begin; token < end; ++token) rms_norm(x + token * c.cols, norm, c.cols, c.eps, out + token * c.cols);
+  for (uint64_t token = begin; token < end; ++token)
+    rms_norm(x + token * c.cols, norm, c.cols, c.eps, out + token * c.cols);
 }
 
 }  // namespace

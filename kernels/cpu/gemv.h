@@ -26,7 +26,9 @@ struct Input {
   const float* sums;
   uint32_t stride;
 
-  Input row(uint32_t token) const { return {values + uint64_t{token} * stride, sums + uint64_t{token} * stride, stride}; }
+  Input row(uint32_t token) const {
+    return {values + uint64_t{token} * stride, sums + uint64_t{token} * stride, stride};
+  }
 };
 
 LILY_INLINE Input input_at(const float* prepared, uint32_t cols) {

@@ -81,7 +81,8 @@ LILY_INLINE void prefetch(const uint8_t* p) {
 }
 
 template <Format F, int S, int R, int T>
-LILY_INLINE void multiply_rows(const Matrix& m, const uint32_t (&row)[R], const Input& x, float* scales, VF (&acc)[R][T]) {
+LILY_INLINE void multiply_rows(const Matrix& m, const uint32_t (&row)[R], const Input& x, float* scales,
+                               VF (&acc)[R][T]) {
   const uint32_t stride = padded_groups(m.cols);
   if constexpr (is_quantized(F)) {
     if (m.wide_scales) {
@@ -132,10 +133,14 @@ void prepare_input(const Matrix& m, const float* x, float* out) {
 void multiply_quad(const Matrix& m, uint32_t first, const Input& x, uint32_t tokens, float* scales, VF* acc) {
   visit(m, [&]<Format F, int S>() {
     switch (tokens) {
-      case 8: return multiply_tokens<F, S, 8>(m, first, x, scales, acc);
-      case 4: return multiply_tokens<F, S, 4>(m, first, x, scales, acc);
-      case 2: return multiply_tokens<F, S, 2>(m, first, x, scales, acc);
-      default: return multiply_tokens<F, S, 1>(m, first, x, scales, acc);
+      case 8:
+        return multiply_tokens<F, S, 8>(m, first, x, scales, acc);
+      case 4:
+        return multiply_tokens<F, S, 4>(m, first, x, scales, acc);
+      case 2:
+        return multiply_tokens<F, S, 2>(m, first, x, scales, acc);
+      default:
+        return multiply_tokens<F, S, 1>(m, first, x, scales, acc);
     }
   });
 }

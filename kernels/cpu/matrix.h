@@ -23,7 +23,7 @@ constexpr uint32_t round_up(uint32_t n, uint32_t unit) { return (n + unit - 1) /
 
 constexpr bool is_quantized(Format format) { return format == kQ4 || format == kQ8; }
 
-// A matrix's description among a dispatch's constants, as cpu_weights.py packs it.
+// A matrix's description among a dispatch's constants, as lily_builtin/cpu_matrix.py packs it.
 struct MatrixShape {
   uint32_t rows;
   uint32_t cols;
@@ -67,9 +67,7 @@ struct Matrix {
   }
 };
 
-constexpr uint32_t bits_of(Format format) {
-  return format == kQ4 ? 4 : format == kQ8 ? 8 : format == kF32 ? 32 : 16;
-}
+constexpr uint32_t bits_of(Format format) { return format == kQ4 ? 4 : format == kQ8 ? 8 : format == kF32 ? 32 : 16; }
 
 // The matrix bound at arguments `first`, `first + 1` (scales) and `first + 2` (biases).
 inline Matrix bind_matrix(const Call& call, uint32_t first, const MatrixShape& shape) {
@@ -222,11 +220,16 @@ LILY_INLINE void visit_span(uint32_t group_size, Function&& f) {
 template <class Function>
 LILY_INLINE void visit(const Matrix& m, Function&& f) {
   switch (m.format) {
-    case kQ4: return visit_span<kQ4>(m.group_size, f);
-    case kQ8: return visit_span<kQ8>(m.group_size, f);
-    case kBf16: return f.template operator()<kBf16, 1>();
-    case kF16: return f.template operator()<kF16, 1>();
-    case kF32: return f.template operator()<kF32, 1>();
+    case kQ4:
+      return visit_span<kQ4>(m.group_size, f);
+    case kQ8:
+      return visit_span<kQ8>(m.group_size, f);
+    case kBf16:
+      return f.template operator()<kBf16, 1>();
+    case kF16:
+      return f.template operator()<kF16, 1>();
+    case kF32:
+      return f.template operator()<kF32, 1>();
   }
 }
 

@@ -89,8 +89,7 @@ def _step(runner: Runner, step: Dispatch | HostCall, state: list[Bytes]) -> str 
         written = (first != before[0][slot]) | (second != before[1][slot])
         if (outside := written & ~mask).any():
             return (
-                f"{_title(step)} wrote byte {int(outside.argmax())} of slot {slot}, "
-                "which it does not declare to write"
+                f"{_title(step)} wrote byte {int(outside.argmax())} of slot {slot}, which it does not declare to write"
             )
         if (unsteady := written & (first != second)).any():
             return (
@@ -101,9 +100,7 @@ def _step(runner: Runner, step: Dispatch | HostCall, state: list[Bytes]) -> str 
     return None
 
 
-def _masks(
-    accesses: Sequence[Access], state: list[Bytes], wanted: Callable[[Access], bool]
-) -> list[NDArray[np.bool_]]:
+def _masks(accesses: Sequence[Access], state: list[Bytes], wanted: Callable[[Access], bool]) -> list[NDArray[np.bool_]]:
     masks = [np.zeros(image.nbytes, bool) for image in state]
     for access in accesses:
         if wanted(access):

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
@@ -42,57 +42,77 @@ def isolated_results(harness: Harness, variant: KernelVariant) -> Iterator[CaseR
     one more failed result says so.
     """
     trials = harness.trials(variant)
-    done = crashes = applicable = 0
-    while done < len(trials):
-        results, reason, after = _run_child(harness, variant, done)
-        applicable += len(results)
-        yield from results
-        if reason is None:
+    first = crashes = applicable = 0
+    while first < len(trials):
+        child = _Child(harness, variant, first)
+        for result in child.results():
+            applicable += 1
+            yield result
+        if child.end is None:
             break
-        case, options = trials[after]
+        case, options = trials[child.current]
+        first = child.current + 1
         applicable += 1
         crashes += 1
-        done = after + 1
-        yield failed(case.name, options, reason)
+        yield failed(case.name, options, child.end)
         if crashes == MOST_CRASHES:
-            left = f"{len(trials) - done} of {len(trials)}"
+            left = f"{len(trials) - first} of {len(trials)}"
             yield failed("the rest", {}, f"left out after {MOST_CRASHES} crashes: {left}")
             break
     if not applicable:
         yield never_applicable(variant)
 
 
-def _run_child(harness: Harness, variant: KernelVariant, first: int) -> tuple[list[CaseResult], str | None, int]:
-    """Trials from ``first`` on: what came back; if the process ended early, how, and in which trial."""
-    context = get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    results: list[CaseResult] = []
-    current = first
-    with tempfile.TemporaryFile() as errors, receiver:
-        process = context.Process(target=_child, args=(sender, errors.fileno(), harness, variant, first))
-        with warnings.catch_warnings():
-            # Python warns of forking where threads run. The child uses none of them: it opens a host of its own.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        sender.close()
-        finished = False
+class _Child:
+    """A process that goes through a variant's trials, from number ``first`` on.
+
+    Attributes:
+        current: the trial it is in.
+        end: how it ended, if early.
+    """
+
+    def __init__(self, harness: Harness, variant: KernelVariant, first: int) -> None:
+        self._harness = harness
+        self._variant = variant
+        self._first = self.current = first
+        self.end: str | None = None
+
+    def results(self) -> Iterator[CaseResult]:
+        """Results as they come in; once there are no more, :attr:`end` is known."""
+        context = get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        with tempfile.TemporaryFile() as errors, receiver:
+            work = (sender, errors.fileno(), self._harness, self._variant, self._first)
+            process = context.Process(target=_work, args=work)
+            with warnings.catch_warnings():
+                # Python warns of forking where threads run. The child uses none of them: it opens a host of its own.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            sender.close()
+            try:
+                finished = yield from self._received(receiver)
+            finally:  # also where nobody wants the rest of the results
+                process.terminate()
+                process.join()
+            if not finished:
+                errors.seek(0)
+                self.end = _describe_end(process.exitcode, errors.read())
+
+    def _received(self, receiver: Connection) -> Generator[CaseResult, None, bool]:
+        """Whether the process came to the end of its trials."""
         while True:
             try:
-                current, result = receiver.recv()
+                message = receiver.recv()
             except EOFError:
-                break
-            if current < 0:
-                finished = True
-            elif result is not None:
-                results.append(result)
-        process.join()
-        if finished:
-            return results, None, current
-        errors.seek(0)
-        return results, _describe_end(process.exitcode, errors.read()), current
+                return False
+            if message is None:
+                return True
+            self.current, result = message
+            if result is not None:
+                yield result
 
 
-def _child(sender: Connection, errors: int, parent: Harness, variant: KernelVariant, first: int) -> None:
+def _work(sender: Connection, errors: int, parent: Harness, variant: KernelVariant, first: int) -> None:
     # A fork has none of its parent's threads: the parent's hosts can neither run here, nor be closed by the collector.
     gc.freeze()
     os.dup2(errors, STDERR)
@@ -103,7 +123,7 @@ def _child(sender: Connection, errors: int, parent: Harness, variant: KernelVari
     for index, (case, options) in list(enumerate(parent.trials(variant)))[first:]:
         sender.send((index, None))
         sender.send((index, harness.check(variant, case, options)))
-    sender.send((-1, None))
+    sender.send(None)
     sender.close()
 
 

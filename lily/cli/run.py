@@ -23,7 +23,7 @@ EPILOG = """\b
 Examples:
   lily run -p "Tell me a story about a fox."
   lily run ~/models/Qwen3.6-35B-A3B-4bit --policy m5max.yaml
-  lily run --json --temperature 0 -p "What is 12 plus 30?"
+  lily run --json --temperature 0 -p "What is 7 plus 6?"
   cat notes.txt | lily run --system "Answer in one line."
 """
 

@@ -12,6 +12,7 @@ import numpy as np
 from lily import _cpu
 from lily.errors import HostError, UsageError
 from lily.hosts.base import Buffer, Host, HostMemory, Prepared, Ticket
+from lily.machine import available_cores
 from lily.packing import pack
 from lily.plan import Dispatch, HostCall, Plan, View
 
@@ -162,10 +163,3 @@ def _window(buffer: Buffer, offset: int, nbytes: int) -> np.ndarray[Any, np.dtyp
     if offset < 0 or offset + nbytes > view.nbytes:
         raise ValueError(f"{nbytes} bytes at {offset} leave a buffer of {view.nbytes} bytes")
     return view[offset : offset + nbytes]
-
-
-def available_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

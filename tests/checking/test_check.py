@@ -73,7 +73,7 @@ def test_an_exception_in_a_plugin_is_a_failure(harness: Harness) -> None:
     def accepts(op: Op) -> bool:
         raise ZeroDivisionError("no groups")
 
-    assert harness.check_variant(variant(encode), CASES)[0].message == "KeyError: 'layers'"
+    assert "KeyError: 'layers'" in harness.check_variant(variant(encode), CASES)[0].message
     assert "ZeroDivisionError" in harness.check_variant(variant(encode, accepts=accepts), CASES)[0].message
 
 

@@ -80,27 +80,26 @@ def abort() -> None:
     os.abort()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="checks run in a process of their own on Linux only")
-def test_a_crash_fails_its_case_and_the_others_go_on(host: Host) -> None:
-    [whole] = check_plugin(registry_with(python_linear()), "third_party", host)
-    [report] = check_plugin(registry_with(crashing(abort, rows=33)), "third_party", host)
-    assert report.cases == whole.cases
-    assert [("rows=33" in failure.case) for failure in report.failures] == [True] * len(report.failures)
-    assert "ended by SIGABRT: lily: kernel planted: needs more bytes than were bound" in report.failures[0].message
+if sys.platform.startswith("linux"):  # where checks run in a process of their own
 
+    def test_a_crash_fails_its_case_and_the_others_go_on(host: Host) -> None:
+        [whole] = check_plugin(registry_with(python_linear()), "third_party", host)
+        [report] = check_plugin(registry_with(crashing(abort, rows=33)), "third_party", host)
+        assert report.cases == whole.cases
+        assert [("rows=33" in failure.case) for failure in report.failures] == [True] * len(report.failures)
+        assert "ended by SIGABRT: lily: kernel planted: needs more bytes than were bound" in report.failures[0].message
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="checks run in a process of their own on Linux only")
-def test_after_some_crashes_the_rest_is_left_out(host: Host) -> None:
-    def exit_three() -> None:
-        os._exit(3)
+    def test_after_some_crashes_the_rest_is_left_out(host: Host) -> None:
+        def exit_three() -> None:
+            os._exit(3)
 
-    harness = Harness(host, Registry(), policies=[])
-    variant = python_linear(lambda p: exit_three())
-    results = list(isolated_results(harness, variant))
-    assert len(results) == MOST_CRASHES + 1
-    assert not any(result.passed for result in results)
-    assert "exit code 3" in results[0].message
-    assert "left out after 3 crashes" in results[-1].message
+        harness = Harness(host, Registry(), policies=[])
+        variant = python_linear(lambda p: exit_three())
+        results = list(isolated_results(harness, variant))
+        assert len(results) == MOST_CRASHES + 1
+        assert not any(result.passed for result in results)
+        assert "exit code 3" in results[0].message
+        assert "left out after 3 crashes" in results[-1].message
 
 
 def test_only_the_cpu_host_can_be_isolated(host: Host) -> None:

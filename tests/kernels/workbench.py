@@ -16,7 +16,7 @@ from lily.plan import Plan, Slot, SlotKind, View
 from lily.reference import bfloat16_bits, bfloat16_values
 from lily.registry import KernelVariant
 
-__all__ = ["ISAS", "Workbench", "named"]
+__all__ = ["ISAS", "Workbench", "named", "phase_of"]
 
 ISAS = [name for name, supported in _cpu.isa_names() if supported]
 """Instruction sets that this machine runs; ``LILY_CPU_ISA`` chooses among them."""
@@ -29,19 +29,24 @@ def named(variants: list[KernelVariant], op: str, name: str) -> KernelVariant:
     return next(variant for variant in variants if (variant.op, variant.name) == (op, name))
 
 
+def phase_of(op: str) -> Phase:
+    """The only phase of an op that has one; else prefill."""
+    return OPS[op].phases[0]
+
+
 class Workbench:
     """Every tensor has a slot and a buffer of its own."""
 
     def __init__(self, threads: int = 2) -> None:
         self.host = CpuHost(threads=threads)
-        self._buffers: list[Buffer] = []
+        self.buffers: list[Buffer] = []
 
     def tensor(self, values: ArrayLike, dtype: str = "f32") -> Tensor:
         """A tensor that holds ``values``, converted to ``dtype``."""
         array = np.asarray(values)
         stored = bfloat16_bits(array) if dtype == "bf16" else array.astype(_STORED[dtype])
-        view = self._place(stored.nbytes)
-        self.host.write(self._buffers[view.slot.index], 0, stored)
+        view = self.place(stored.nbytes)
+        self.host.write(self.buffers[view.slot.index], 0, stored)
         return Tensor(view, stored.shape, dtype)
 
     def empty(self, *shape: int) -> Tensor:
@@ -50,12 +55,12 @@ class Workbench:
 
     def write(self, tensor: Tensor, values: ArrayLike) -> None:
         """Replace what a tensor holds (not bf16)."""
-        self.host.write(self._buffers[tensor.view.slot.index], 0, np.asarray(values).astype(_STORED[tensor.dtype]))
+        self.host.write(self.buffers[tensor.view.slot.index], 0, np.asarray(values).astype(_STORED[tensor.dtype]))
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
         """What a tensor holds; bfloat16 as float64."""
         stored = self.host.read(
-            self._buffers[tensor.view.slot.index], 0, np.dtype(_STORED[tensor.dtype]).str, tensor.size
+            self.buffers[tensor.view.slot.index], 0, np.dtype(_STORED[tensor.dtype]).str, tensor.size
         ).reshape(tensor.shape)
         return bfloat16_values(stored) if tensor.dtype == "bf16" else stored
 
@@ -73,17 +78,18 @@ class Workbench:
         known = {key: shape[key] for key in spec.shape}
         op = Op(variant.op, phase, "test", known, operands, params or {})
         assert variant.accepts(op)
-        plan = Plan(arena=self._place)
+        plan = Plan(arena=self.place)
         variant.record(op, plan, options)
         self.submit(plan)
 
     def submit(self, plan: Plan) -> None:
         """Run a plan over the tensors placed so far."""
-        self.host.submit(self.host.prepare(plan), self._buffers).wait()
+        self.host.submit(self.host.prepare(plan), self.buffers).wait()
 
     def close(self) -> None:
         self.host.close()
 
-    def _place(self, nbytes: int) -> View:
-        self._buffers.append(self.host.allocate(nbytes, "test"))
-        return View(Slot(len(self._buffers) - 1, SlotKind.SCRATCH, "test"), 0, nbytes)
+    def place(self, nbytes: int) -> View:
+        """Room in a slot of its own."""
+        self.buffers.append(self.host.allocate(nbytes, "test"))
+        return View(Slot(len(self.buffers) - 1, SlotKind.SCRATCH, "test"), 0, nbytes)

@@ -28,7 +28,7 @@ def lily_variants() -> Sequence[KernelVariant]:
 
 @hookimpl
 def lily_hosts() -> Sequence[HostFactory]:
-    return [HostFactory("cpu", "this machine's processor", _probe, _identity, _open)]
+    return [HostFactory("cpu", "this machine's processor", "f32", _probe, _identity, _open)]
 
 
 def _probe() -> str | None:

@@ -11,7 +11,11 @@ from lily.plan import Access, Plan, View, read, update, write
 from lily.registry import KernelVariant, Option
 from lily_builtin.cpu_matrix import (
     FLOAT,
+    GEMV_TASK_ROWS,
+    MAX_BLOCK,
+    MAX_TOKENS,
     NO_MATRIX,
+    WIDEST,
     block_rows,
     codes,
     gemm_bytes,
@@ -30,13 +34,6 @@ from lily_builtin.encoding import empty_like, matrix
 __all__ = ["TILE_ROWS", "VARIANTS", "Projection", "encode_gemm_of", "encode_gemv_of"]
 
 MAX_PARTS = 4
-MAX_TOKENS = 8
-"""``kMaxTokens`` of kernels/cpu/gemv.h: token rows a GEMV takes at a time; more take several dispatches."""
-GEMV_TASK_ROWS = 16
-"""``kTaskRows`` of kernels/cpu/gemv.cc."""
-WIDEST = 16
-"""Floats of the widest vector: panels hold whole vectors of tokens."""
-
 TILE_ROWS = Option(32, (16, 32), "token rows whose sums a register tile holds")
 
 
@@ -141,7 +138,7 @@ def encode_gemm_of(projection: Projection, plan: Plan, tile_rows: int) -> None:
     rows, cols, parts = projection.rows, projection.cols, projection.parts
     layouts = numbered([codes(weight) for weight, _ in parts])
     each = list(dict.fromkeys(codes(weight) for weight, _ in parts))
-    layout_floats = padded(rows, WIDEST) * padded(cols, 128)
+    layout_floats = padded(rows, WIDEST) * padded(cols, MAX_BLOCK)
     panels = plan.scratch(len(each) * layout_floats * FLOAT)
     plan.dispatch(
         "gemm_pack",

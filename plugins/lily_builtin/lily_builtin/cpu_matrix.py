@@ -14,7 +14,11 @@ from lily_builtin.encoding import FORMATS
 
 __all__ = [
     "FLOAT",
+    "GEMV_TASK_ROWS",
+    "MAX_BLOCK",
+    "MAX_TOKENS",
     "NO_MATRIX",
+    "WIDEST",
     "block_rows",
     "codes",
     "gemm_bytes",
@@ -32,11 +36,17 @@ __all__ = [
 FLOAT = 4
 MAX_BLOCK = 128
 """``kMaxBlock``: columns of one load, over all formats and vector widths."""
+WIDEST = 16
+"""Floats of the widest vector: panels hold whole vectors of tokens."""
+MAX_TOKENS = 8
+"""``kMaxTokens``: token rows a GEMV takes at a time and each thread prepares; more take more dispatches."""
+GEMV_TASK_ROWS = 16
+"""``kTaskRows``: outputs of a GEMV's task."""
 MIN_GROUP = 32
 QUAD = 4
 """``kQuad``: matrix rows a GEMV computes together."""
-BLOCK_ROWS, DEPTH, TOKEN_BLOCK = 96, 256, 256
-"""``kBlockRows``, ``kDepth`` and ``kTokenBlock``: what a GEMM keeps in worker scratch."""
+BLOCK_ROWS, DEPTH, SUM_STRIDE = 96, 256, 272
+"""``kBlockRows``, ``kDepth`` and ``kSumStride``: what a GEMM keeps in worker scratch."""
 GRAB_BYTES = 256 << 10
 """Weights a thread takes at a time: some tens of microseconds."""
 GRABS = 32
@@ -110,7 +120,7 @@ def gemv_bytes(cols: int, prepared_floats: int) -> int:
 
 def gemm_bytes(packed_tokens: int = 0, cols: int = 0) -> int:
     """Worker scratch of a GEMM that packs ``packed_tokens`` itself: ``GemmScratch``."""
-    return FLOAT * (BLOCK_ROWS * (DEPTH + TOKEN_BLOCK) + packed_tokens * padded(cols, MAX_BLOCK))
+    return FLOAT * (BLOCK_ROWS * (DEPTH + SUM_STRIDE) + packed_tokens * padded(cols, MAX_BLOCK))
 
 
 def block_rows(rows: int) -> int:
