@@ -290,13 +290,14 @@ OPS: Mapping[str, OpSpec] = {
         _spec(
             "sample",
             _BOTH,
-            "next token from the last row of logits; advances the step parameters",
+            "next token from the last row of logits; advances the step parameters. The draw is the inverse CDF in order "
+            "of ids, at 53 bits of the first two words of Philox4x32-10 with the seed as key and count as counter",
             {"rows": "tokens in this step", "vocab": "rows of the output projection"},
             {
                 "logits": "f32 [vocab]",
                 "mask": "u8 [vocab], 0 where an id has no token",
                 "counts": "i32 [2, vocab]: times seen in the context, times generated; updated",
-                "step": "step parameters, updated: see lily/session.py",
+                "step": "step parameters, updated: see lily/step.py",
             },
             {"advance": "tokens by which the position moves on"},
         ),
