@@ -290,8 +290,8 @@ OPS: Mapping[str, OpSpec] = {
         _spec(
             "sample",
             _BOTH,
-            "next token from the last row of logits; advances the step parameters. The draw is the inverse CDF in order "
-            "of ids, at 53 bits of the first two words of Philox4x32-10 with the seed as key and count as counter",
+            "next token from the last row of logits; advances the step parameters. The draw is the inverse CDF "
+            "in id order, at 53 bits of the first two words of Philox4x32-10 with the seed as key and count as counter",
             {"rows": "tokens in this step", "vocab": "rows of the output projection"},
             {
                 "logits": "f32 [vocab]",

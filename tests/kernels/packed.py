@@ -65,9 +65,13 @@ def packed(
     count = max(experts, 1)
     if not fmt.group_size:
         plain = rng.normal(size=shape)
-        stored = {"bf16": bfloat16_bits, "f16": np.float16, "f32": np.float32}[fmt.format](plain)
-        values = bfloat16_values(stored) if fmt.format == "bf16" else np.asarray(stored, np.float64)
-        view = place(np.asarray(stored))
+        if fmt.format == "bf16":
+            bits = bfloat16_bits(plain)
+            stored, values = np.asarray(bits), bfloat16_values(bits)
+        else:
+            stored = plain.astype(np.float16 if fmt.format == "f16" else np.float32)
+            values = stored.astype(np.float64)
+        view = place(stored)
         empty = view.part(0, 0)
         weight = Weight(rows, cols, experts, fmt.format, 0, view, empty, empty, view.nbytes // count if experts else 0)
         return Packed(weight, values, np.abs(values))
@@ -78,10 +82,11 @@ def packed(
     bias = -scale * 2**fmt.bits * rng.uniform(0.4, 0.6, groups)
     wide = fmt.scale_dtype == "f32"
     scales, biases = (np.float32(v) if wide else bfloat16_bits(v) for v in (scale, bias))
-    views = [place(np.asarray(part)) for part in (words, scales, biases)]
-    strides = [view.nbytes // count if experts else 0 for view in views]
+    word_view, scale_view, bias_view = (place(np.asarray(part)) for part in (words, scales, biases))
+    strides = [view.nbytes // count if experts else 0 for view in (word_view, scale_view)]
     values = dequantize(words, scales, biases, fmt.bits, fmt.group_size)
     exact_bias = np.repeat(np.asarray(biases if wide else bfloat16_values(biases), np.float64), fmt.group_size, -1)
     size = np.abs(values - exact_bias) + np.abs(exact_bias)
-    weight = Weight(rows, cols, experts, fmt.format, fmt.group_size, *views, strides[0], strides[1], fmt.scale_dtype)
+    matrix = (rows, cols, experts, fmt.format, fmt.group_size)
+    weight = Weight(*matrix, word_view, scale_view, bias_view, strides[0], strides[1], fmt.scale_dtype)
     return Packed(weight, values, size)

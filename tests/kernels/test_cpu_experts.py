@@ -112,7 +112,7 @@ class Layer:
                 operands[role] = self.bench.tensor(values, "i32")
         shape = {"rows": self.rows, "experts": self.experts, "top_k": self.top_k, "hidden": self.hidden}
         shape |= {"expert_width": self.width, "rows_per_expert": self.ids.size // self.experts}
-        options = {"tile_rows": self.tile_rows} if phase == "prefill" else {}
+        options: dict[str, Any] = {"tile_rows": self.tile_rows} if phase == "prefill" else {}
         self.bench.run(named(VARIANTS, op, name), phase, shape, operands, **options)
 
     def slots(self, name: str) -> NDArray[np.int64]:
