@@ -12,8 +12,6 @@ constexpr uint32_t kSums = 12;
 #endif
 static_assert(kBlockRows % kSums == 0);
 
-constexpr uint32_t round_up_to(uint32_t n, uint32_t unit) { return (n + unit - 1) / unit * unit; }
-
 template <bool Wide>
 LILY_INLINE float load_scale(const uint8_t* p) {
   if constexpr (Wide) {

@@ -21,7 +21,8 @@ LILY_DECLARE(avx512_emulated)
 namespace {
 bool always() { return true; }
 #if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+// F16C is older than AVX2 and on every processor that has it; clang before 16 can't ask for it.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
