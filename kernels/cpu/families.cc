@@ -2,22 +2,10 @@
 
 namespace lily::LILY_ISA {
 
-#define LILY_FAMILIES(use) \
-  use(AttentionDecode)     \
-  use(AttentionPrefill)    \
-  use(AttentionPrepare)    \
-  use(DeltanetBlockwise)   \
-  use(DeltanetPrepare)     \
-  use(DeltanetScan)        \
-  use(Embed)               \
-  use(ExpertsCombine)      \
-  use(ExpertsGemm)         \
-  use(ExpertsGemv)         \
-  use(Gemm)                \
-  use(Gemv)                \
-  use(Group)               \
-  use(Route)               \
-  use(Sample)
+#define LILY_FAMILIES(use)                                                                                     \
+  use(AttentionDecode) use(AttentionPrefill) use(AttentionPrepare) use(DeltanetBlockwise) use(DeltanetPrepare) \
+      use(DeltanetScan) use(Embed) use(ExpertsCombine) use(ExpertsGemm) use(ExpertsGemv) use(Gemm) use(Gemv)   \
+          use(Group) use(Route) use(Sample)
 
 #define LILY_DECLARE_FAMILY(name)         \
   extern const Kernel k##name##Kernels[]; \

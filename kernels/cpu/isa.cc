@@ -2,9 +2,9 @@
 
 namespace lily {
 
-#define LILY_DECLARE(isa)        \
-  namespace isa {                \
-  const KernelTable* table();    \
+#define LILY_DECLARE(isa)     \
+  namespace isa {             \
+  const KernelTable* table(); \
   }
 LILY_DECLARE(portable)
 #if defined(__x86_64__)

@@ -12,7 +12,7 @@
 namespace lily {
 namespace {
 
-constexpr uint32_t kSpinsBeforeYield = 2000;    // tens of microseconds: longer than most stages are apart
+constexpr uint32_t kSpinsBeforeYield = 2000;  // tens of microseconds: longer than most stages are apart
 constexpr uint32_t kYieldsBeforePark = 200;
 constexpr uint64_t kSerialStride = uint64_t{1} << 24;  // more launches than any plan has
 
@@ -24,7 +24,8 @@ void pause_briefly() {
 #endif
 }
 
-// Spin, then give the core away: on a machine with fewer free cores than threads, spinning starves the one it waits for.
+// Spin, then give the core away: on a machine with fewer free cores than threads, spinning starves the one it waits
+// for.
 class Backoff {
  public:
   bool exhausted() const { return turns_ >= kSpinsBeforeYield + kYieldsBeforePark; }
@@ -65,8 +66,8 @@ std::string NativePlan::build(const DispatchRecord* dispatches, size_t count, co
     if (record.kernel >= kernels.size()) return "a dispatch names a kernel that does not exist";
     const Kernel* kernel = kernels[record.kernel];
     if (record.binding_count != kernel->buffer_count)
-      return std::string("kernel ") + kernel->name + " takes " + std::to_string(kernel->buffer_count) + " buffers, not " +
-             std::to_string(record.binding_count);
+      return std::string("kernel ") + kernel->name + " takes " + std::to_string(kernel->buffer_count) +
+             " buffers, not " + std::to_string(record.binding_count);
     if (record.constants_size != kernel->constants_size)
       return std::string("kernel ") + kernel->name + " takes " + std::to_string(kernel->constants_size) +
              " bytes of constants, not " + std::to_string(record.constants_size);
@@ -137,12 +138,14 @@ uint64_t Runtime::submit(std::shared_ptr<NativePlan> plan, const std::vector<Buf
 
 bool Runtime::wait(uint64_t ticket, double seconds, RunState& state) {
   std::unique_lock lock(mutex_);
-  const bool over = finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return finished_ticket_ >= ticket; });
+  const bool over =
+      finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return finished_ticket_ >= ticket; });
   if (!over) {
     state = RunState::kQueued;
     return false;
   }
-  const bool cancelled = std::find(cancelled_tickets_.begin(), cancelled_tickets_.end(), ticket) != cancelled_tickets_.end();
+  const bool cancelled =
+      std::find(cancelled_tickets_.begin(), cancelled_tickets_.end(), ticket) != cancelled_tickets_.end();
   state = cancelled ? RunState::kCancelled : RunState::kDone;
   return true;
 }
@@ -180,7 +183,8 @@ void Runtime::run_queue() {
     {
       std::lock_guard lock(mutex_);
       finished_ticket_ = std::max(finished_ticket_, job.ticket);
-      if (cancelled_tickets_.size() > 1024) cancelled_tickets_.erase(cancelled_tickets_.begin(), cancelled_tickets_.begin() + 512);
+      if (cancelled_tickets_.size() > 1024)
+        cancelled_tickets_.erase(cancelled_tickets_.begin(), cancelled_tickets_.begin() + 512);
     }
     finished_.notify_all();
   }
@@ -244,13 +248,10 @@ void Runtime::work(Job& job, Worker& worker) {
     std::atomic<uint64_t>& done = plan.done[s].value;
     for (uint32_t i = stage.first; i < stage.last; ++i) {
       const NativePlan::Launch& launch = plan.launches[i];
-      const Call call{launch.kernel->name,
-                      job.buffers.data() + launch.binding_first,
-                      launch.binding_count,
-                      launch.constants_size,
-                      plan.constants.data() + launch.constants_offset,
-                      launch.tasks,
-                      job.ticket * kSerialStride + i};
+      const Call call{
+          launch.kernel->name,           job.buffers.data() + launch.binding_first,       launch.binding_count,
+          launch.constants_size,         plan.constants.data() + launch.constants_offset, launch.tasks,
+          job.ticket * kSerialStride + i};
       for (;;) {
         const uint64_t begin = plan.next[i].value.fetch_add(launch.grain, std::memory_order_relaxed);
         if (begin >= launch.tasks) break;

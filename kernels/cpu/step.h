@@ -8,9 +8,9 @@ namespace lily {
 constexpr uint32_t kRing = 64;
 
 struct Step {
-  int32_t position;  // tokens in the cache before this step
-  int32_t token;     // the next input
-  int32_t count;     // tokens sampled so far: the ring's cursor and the random generator's counter
+  int32_t position;   // tokens in the cache before this step
+  int32_t token;      // the next input
+  int32_t count;      // tokens sampled so far: the ring's cursor and the random generator's counter
   float temperature;  // 0: greedy
   int32_t top_k;      // 0: off
   float top_p;
